@@ -5,6 +5,7 @@ use ottava_recipe::context::Sequences;
 use ottava_recipe::recurrent::RecurrentBatch;
 use ottava_tensor::ops::PagedBatch;
 use ottava_tensor::{DType, Device, Tensor};
+use std::ops::Range;
 
 /// The new tokens of one sequence.
 #[derive(Clone, Copy, Debug)]
@@ -48,56 +49,104 @@ impl<'a> SequenceTokens<'a> {
     }
 }
 
-/// The new tokens of a batch of sequences, on the device, in tensors of fixed capacity. Unused sequences have no new tokens.
+/// The new tokens of a batch of sequences, on the device, in memory of fixed capacity. Unused sequences have no new tokens.
 pub struct InferenceBatch {
-    pub(super) ids: Tensor, /* I32 [T] */
-    pub(super) positions: Sequences,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    cached_lens: Tensor,
-    /// The block table for each group of the cache's layers.
-    block_tables: Vec<Tensor>,
-    segments: Segments,
+    /// All numbers of the batch, I32, at the places of `layout`. One copy to the device writes them.
+    words: Tensor,
+    layout: Layout,
+    /// The layout of the tokens. Its positions are in `words`.
+    sequences: Sequences,
     max_new: usize,
     /// Whether the batch is one whole sequence whose length is a multiple of [`PREFILL_MULTIPLE`]. Such a batch uses the attention of training, which
     /// is planned for each length.
     pub(super) is_whole: bool,
 }
 
-/// The new tokens of each sequence for recurrent layers, I32: the offsets of segments `[N + 1]`, the slots `[N]`, and the numbers of earlier tokens
-/// `[N]`. The rows of a sequence are one segment.
-struct Segments {
-    starts: Tensor,
-    slots: Tensor,
-    past: Tensor,
+/// The numbers of a batch's tensors. Each tensor begins at a multiple of [`ALIGNMENT`] numbers.
+#[derive(Clone, Copy)]
+struct Layout {
+    tokens: usize,
+    sequences: usize,
+    /// The number of groups of the cache's layers, which have a block table each.
+    groups: usize,
+    /// The width of a block table.
+    blocks: usize,
 }
 
-impl Segments {
-    /// Creates segments without tokens, for up to `count` sequences.
-    fn new(device: &Device, count: usize) -> Result<Segments> {
-        let zeros = |len| Tensor::zeros(device, &[len], DType::I32);
-        Ok(Segments { starts: zeros(count + 1)?, slots: zeros(count)?, past: zeros(count)? })
+/// The number of I32 numbers at whose multiples a tensor begins: 256 bytes.
+const ALIGNMENT: usize = 64;
+
+impl Layout {
+    /// Returns the numbers of elements of the tensors, in the order of [`BatchTensors`].
+    fn lengths(&self) -> Vec<usize> {
+        let Layout { tokens, sequences, groups, blocks } = *self;
+        let of_rows = [tokens, tokens, sequences + 1, sequences, sequences, sequences + 1, sequences, sequences];
+        of_rows.into_iter().chain(vec![sequences * blocks; groups]).collect()
     }
 
-    fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
-        let (mut starts, mut slots, mut past, mut end) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        for (at, sequence) in sequences.iter().enumerate() {
-            if at == 0 || !sequence.continues(&sequences[at - 1]) {
-                starts.push(end);
-                slots.push(sequence.slot as i32);
-                past.push(sequence.cached as i32);
-            }
-            end += sequence.new.len() as i32;
-        }
-        starts.resize(self.starts.len(), end);
-        slots.resize(self.slots.len(), 0);
-        past.resize(self.past.len(), 0);
-        let Segments { starts: of_starts, slots: of_slots, past: of_past } = self;
-        for (tensor, values) in [(of_starts, starts), (of_slots, slots), (of_past, past)] {
-            tensor.write_bytes(bytemuck::cast_slice(&values))?;
-        }
-        Ok(())
+    /// Returns the places of the tensors.
+    fn places(&self) -> Vec<Range<usize>> {
+        let mut end = 0;
+        let mut place = |length: usize| {
+            let start = usize::next_multiple_of(end, ALIGNMENT);
+            end = start + length;
+            start..end
+        };
+        self.lengths().into_iter().map(&mut place).collect()
     }
+
+    /// Returns the number of words.
+    fn words(&self) -> usize {
+        self.places().last().map_or(0, |place| place.end)
+    }
+}
+
+/// The tensors of a batch, which are views of its words.
+pub(super) struct BatchTensors {
+    pub ids: Tensor, /* I32 [T] */
+    pub sequences: Sequences,
+    query_starts: Tensor, /* I32 [N + 1] */
+    context_lens: Tensor, /* I32 [N], as the next three */
+    cached_lens: Tensor,
+    /// The new tokens of each sequence for recurrent layers: the offsets of segments `[N + 1]`, the slots `[N]`, and the numbers of earlier tokens
+    /// `[N]`. The rows of a sequence are one segment.
+    segments: [Tensor; 3],
+    /// The block table `[N, blocks]` for each group of the cache's layers.
+    block_tables: Vec<Tensor>,
+    max_new: usize,
+}
+
+impl BatchTensors {
+    /// Returns the batch with the block table of each group.
+    pub fn by_group(&self) -> Vec<PagedBatch<'_>> {
+        let BatchTensors { query_starts, context_lens, cached_lens, max_new, .. } = self;
+        let of = |block_tables| PagedBatch { query_starts, context_lens, cached_lens, block_tables, max_new: *max_new };
+        self.block_tables.iter().map(of).collect()
+    }
+
+    /// Returns the new tokens of each sequence, for recurrent layers.
+    pub fn recurrent(&self) -> RecurrentBatch<'_> {
+        let [starts, slots, past] = &self.segments;
+        RecurrentBatch { starts, slots, past }
+    }
+}
+
+/// Returns the new tokens of each sequence for recurrent layers: the offsets of segments, the slots, and the numbers of earlier tokens. There are
+/// `count` segments, and the last of them may be empty.
+fn segments(sequences: &[SequenceTokens], count: usize) -> [Vec<i32>; 3] {
+    let (mut starts, mut slots, mut past, mut end) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for (at, sequence) in sequences.iter().enumerate() {
+        if at == 0 || !sequence.continues(&sequences[at - 1]) {
+            starts.push(end);
+            slots.push(sequence.slot as i32);
+            past.push(sequence.cached as i32);
+        }
+        end += sequence.new.len() as i32;
+    }
+    starts.resize(count + 1, end);
+    slots.resize(count, 0);
+    past.resize(count, 0);
+    [starts, slots, past]
 }
 
 /// A GPU pads large batches to a multiple of this number of tokens. If the length of a sequence is a multiple of it, a GPU computes the whole
@@ -121,17 +170,21 @@ pub fn most_blocks(sequences: &[SequenceTokens]) -> [usize; 2] {
 }
 
 impl InferenceBatch {
-    /// Returns the batch with the block table of each group.
-    pub(super) fn by_group(&self) -> Vec<PagedBatch<'_>> {
-        let InferenceBatch { query_starts, context_lens, cached_lens, max_new, .. } = self;
-        let of = |block_tables| PagedBatch { query_starts, context_lens, cached_lens, block_tables, max_new: *max_new };
-        self.block_tables.iter().map(of).collect()
-    }
-
-    /// Returns the new tokens of each sequence, for recurrent layers.
-    pub(super) fn recurrent(&self) -> RecurrentBatch<'_> {
-        let Segments { starts, slots, past } = &self.segments;
-        RecurrentBatch { starts, slots, past }
+    /// Returns the tensors of the batch. Their addresses do not change, but [`InferenceBatch::set`] must not run while they exist.
+    pub(super) fn tensors(&self) -> Result<BatchTensors> {
+        let Layout { sequences, blocks, .. } = self.layout;
+        let places = self.layout.places();
+        let mut views = places.into_iter().map(|place| self.words.rows(place.start, place.end));
+        let mut next = || views.next().expect("the layout has a place for each tensor");
+        let (ids, positions) = (next()?, next()?);
+        let (query_starts, context_lens, cached_lens) = (next()?, next()?, next()?);
+        let segments = [next()?, next()?, next()?];
+        let block_tables = views.map(|table| table?.reshape(&[sequences, blocks])).collect::<Result<_, _>>()?;
+        let mut of_tokens = self.sequences.clone();
+        of_tokens.positions = positions;
+        let max_new = self.max_new;
+        let sequences = of_tokens;
+        Ok(BatchTensors { ids, sequences, query_starts, context_lens, cached_lens, segments, block_tables, max_new })
     }
 
     /// Creates an empty batch with room for `tokens` new tokens of `sequences` sequences. Each sequence has at most `max_new` new tokens, and at most
@@ -143,28 +196,20 @@ impl InferenceBatch {
         max_new: usize,
         [groups, max_blocks]: [usize; 2],
     ) -> Result<InferenceBatch> {
-        let zeros = |shape: &[usize]| Tensor::zeros(device, shape, DType::I32);
-        Ok(InferenceBatch {
-            ids: zeros(&[tokens])?,
-            positions: Sequences::new(device, 1, tokens)?,
-            query_starts: zeros(&[sequences + 1])?,
-            context_lens: zeros(&[sequences])?,
-            cached_lens: zeros(&[sequences])?,
-            block_tables: (0..groups).map(|_| zeros(&[sequences, max_blocks])).collect::<Result<_, _>>()?,
-            segments: Segments::new(device, sequences)?,
-            max_new,
-            is_whole: false,
-        })
+        let layout = Layout { tokens, sequences, groups, blocks: max_blocks };
+        let words = Tensor::zeros(device, &[layout.words()], DType::I32)?;
+        let sequences = Sequences::new(device, 1, tokens)?;
+        Ok(InferenceBatch { words, layout, sequences, max_new, is_whole: false })
     }
 
     /// Writes the new tokens of `sequences` to the batch, one sequence after the other.
     ///
     /// Panics if the batch has no room for them.
     pub fn set(&mut self, sequences: &[SequenceTokens]) -> Result<()> {
-        let (rows, width) = (self.context_lens.len(), self.block_tables.first().map_or(0, |table| table.shape()[1]));
-        let (mut ids, mut positions) = (Vec::with_capacity(self.ids.len()), Vec::with_capacity(self.ids.len()));
+        let Layout { tokens, sequences: rows, groups, blocks: width } = self.layout;
+        let (mut ids, mut positions) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
         let (mut starts, mut lens, mut cached_lens) = (vec![0], Vec::with_capacity(rows), Vec::with_capacity(rows));
-        let mut tables = vec![vec![0i32; rows * width]; self.block_tables.len()];
+        let mut tables = vec![vec![0i32; rows * width]; groups];
         for (row, sequence) in sequences.iter().enumerate() {
             let SequenceTokens { start, cached, new, blocks, .. } = *sequence;
             let (has_room, end) = (blocks.iter().all(|blocks| blocks.len() <= width), (start + new.len()) as i32);
@@ -178,19 +223,15 @@ impl InferenceBatch {
                 table[row * width..][..blocks.len()].copy_from_slice(blocks);
             }
         }
-        assert!(sequences.len() <= rows && ids.len() <= self.ids.len(), "a batch has room for its sequences");
+        assert!(sequences.len() <= rows && ids.len() <= tokens, "a batch has room for its sequences");
         starts.resize(rows + 1, ids.len() as i32);
-        lens.resize(rows, 0);
-        cached_lens.resize(rows, 0);
-        ids.resize(self.ids.len(), 0);
-        positions.resize(self.ids.len(), 0);
-        let Sequences { positions: on_device, .. } = &mut self.positions;
-        let all = [&mut self.ids, on_device, &mut self.query_starts, &mut self.context_lens, &mut self.cached_lens];
-        let all = all.into_iter().chain(&mut self.block_tables);
-        for (tensor, values) in all.zip([&ids, &positions, &starts, &lens, &cached_lens].into_iter().chain(&tables)) {
-            tensor.write_bytes(bytemuck::cast_slice(values))?;
+        let [segment_starts, slots, past] = segments(sequences, rows);
+        let values = [ids, positions, starts, lens, cached_lens, segment_starts, slots, past].into_iter().chain(tables);
+        let mut words = vec![0i32; self.words.len()];
+        for (place, values) in self.layout.places().into_iter().zip(values) {
+            words[place.start..][..values.len()].copy_from_slice(&values);
         }
-        self.segments.set(sequences)
+        Ok(self.words.write_bytes(bytemuck::cast_slice(&words))?)
     }
 
     /// Creates a batch of sequences with one new token each. The batch is padded to `rows` sequences.
@@ -224,8 +265,9 @@ mod tests {
         let (new, blocks) = ([5, 6, 7], [vec![0]]);
         let sequences = [SequenceTokens::new(2, &new, &blocks), SequenceTokens::new(9, &new[..1], &blocks)];
         let batch = InferenceBatch::of_rows(&Device::Cpu, &SequenceTokens::rows(&sequences), 5).unwrap();
-        assert_eq!(batch.context_lens.to_vec::<i32>().unwrap(), [3, 4, 5, 10, 0]);
-        assert_eq!(batch.cached_lens.to_vec::<i32>().unwrap(), [2, 2, 2, 9, 0]);
+        let BatchTensors { context_lens, cached_lens, .. } = batch.tensors().unwrap();
+        assert_eq!(context_lens.to_vec::<i32>().unwrap(), [3, 4, 5, 10, 0]);
+        assert_eq!(cached_lens.to_vec::<i32>().unwrap(), [2, 2, 2, 9, 0]);
     }
 
     /// A recurrent layer reads the state of a sequence once, also if each token of the sequence is a row.
@@ -241,7 +283,8 @@ mod tests {
         let rows = InferenceBatch::of_rows(&Device::Cpu, &SequenceTokens::rows(&sequences), 8).unwrap();
         let whole = InferenceBatch::padded(&Device::Cpu, &sequences).unwrap();
         for (batch, count) in [(&rows, 8), (&whole, 3)] {
-            let RecurrentBatch { starts, slots, past } = batch.recurrent();
+            let tensors = batch.tensors().unwrap();
+            let RecurrentBatch { starts, slots, past } = tensors.recurrent();
             let [starts, slots, past] = [starts, slots, past].map(|of| of.to_vec::<i32>().unwrap());
             assert_eq!((&starts[..4], &slots[..3], &past[..3]), (&[0, 3, 5, 6][..], &[4, 1, 3][..], &[2, 5, 0][..]));
             assert!(starts.len() == count + 1 && starts[3..].iter().all(|&start| start == 6));

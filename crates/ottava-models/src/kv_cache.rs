@@ -159,12 +159,13 @@ impl KvCache {
         batch: &InferenceBatch,
     ) -> Result<Tensor> {
         let KvCache { layers, states, groups, recorder, .. } = self;
-        let (batches, recurrent) = (&batch.by_group(), batch.recurrent());
+        let tensors = batch.tensors()?;
+        let (batches, recurrent) = (&tensors.by_group(), tensors.recurrent());
         let mut context = Context {
             paged: Some(PagedPass { layers, groups, batches, states, recurrent, is_whole: batch.is_whole }),
-            ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, ranks, &batch.positions)
+            ..Context::new(Casts { scales, recorder, mode: Mode::INFERENCE }, ranks, &tensors.sequences)
         };
-        stage.forward_only(&batch.ids, &mut context, &mut Resident)
+        stage.forward_only(&tensors.ids, &mut context, &mut Resident)
     }
 }
 

@@ -1,7 +1,9 @@
 //! Tests that documents and module headers name existing code. If a file, type, function or test is renamed, its documents must follow.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
 /// The extensions of files that documents name.
 const EXTENSIONS: &[&str] = &["rs", "cuh", "md", "toml", "sh", "gz"];
@@ -89,19 +91,24 @@ fn holds(folder: &Path, name: &str) -> bool {
     })
 }
 
-/// Whether `text` defines `name` as an item, a field, a variant, or a key in quotation marks.
-fn defines(text: &str, name: &str) -> bool {
+/// Returns the names that `text` defines as an item, a field, a variant, or a key in quotation marks.
+fn definitions(text: &str) -> HashSet<&str> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(name).any(|(at, _)| {
-        let (before, after) = (&text[..at], &text[at + name.len()..]);
-        if before.ends_with(is_word) || after.starts_with(is_word) {
-            return false;
+    let mut found = HashSet::new();
+    for line in text.lines() {
+        let mut end = 0;
+        while let Some(start) = line[end..].find(is_word).map(|at| end + at) {
+            end = line[start..].find(|c| !is_word(c)).map_or(line.len(), |at| start + at);
+            let (before, after) = (&line[..start], &line[end..]);
+            let begins = before.trim_start();
+            let item = before.strip_suffix(' ').is_some_and(|words| ITEMS.iter().any(|item| words.ends_with(item)));
+            let member = (begins.is_empty() || begins.starts_with("pub")) && after.starts_with([':', ',', '(', ' ']);
+            if item || member || before.ends_with('"') && after.starts_with('"') {
+                found.insert(&line[start..end]);
+            }
         }
-        let line = before.rsplit('\n').next().unwrap_or_default().trim_start();
-        let item = ITEMS.iter().any(|item| before.ends_with(&format!("{item} ")));
-        let member = (line.is_empty() || line.starts_with("pub")) && after.starts_with([':', ',', '(', ' ']);
-        item || member || before.ends_with('"') && after.starts_with('"')
-    })
+    }
+    found
 }
 
 /// Returns the names in one line of a document that do not exist. In prose, only files and `Type::name` are checked, because other words in backticks
@@ -127,11 +134,13 @@ fn problems(line: &str, in_table: bool, from: &Path, all: &[Source]) -> Vec<Stri
         let following = tokens[i + 1..].iter().find(|(path, at)| *at < clause && is_path(path)).map(|(path, _)| *path);
         let found = match (owner, following.filter(|_| in_table).and_then(|path| located(path, from))) {
             (None, _) if !in_table => true,
-            (None, Some(place)) => sources(&place).iter().any(|file| defines(&read(file), name)),
-            (None, None) => all.iter().any(|Source { text, .. }| defines(text, name)),
+            (None, Some(place)) => sources(&place).iter().any(|file| definitions(&read(file)).contains(name)),
+            (None, None) => all.iter().any(|source| source.defines(name)),
             // A method may be in another file than its type.
-            (Some(owner), _) => all.iter().any(|Source { text, .. }| {
-                text.contains(owner) && defines(text, name) && (defines(text, owner) || text.contains("impl"))
+            (Some(owner), _) => all.iter().any(|source| {
+                source.defines(name)
+                    && source.text.contains(owner)
+                    && (source.defines(owner) || source.text.contains("impl"))
             }),
         };
         if !found {
@@ -146,12 +155,27 @@ fn problems(line: &str, in_table: bool, from: &Path, all: &[Source]) -> Vec<Stri
 /// A source file of a crate.
 struct Source {
     path: PathBuf,
-    text: String,
+    text: &'static str,
+    defined: HashSet<&'static str>,
 }
 
-fn all_sources() -> Vec<Source> {
-    let paths = crates().into_iter().flat_map(|name| sources(&root().join("crates").join(name).join("src")));
-    paths.map(|path| Source { text: read(&path), path }).collect()
+impl Source {
+    fn defines(&self, name: &str) -> bool {
+        self.defined.contains(name)
+    }
+}
+
+/// Returns the source files of all crates, which are read once for all tests.
+fn all_sources() -> &'static [Source] {
+    static ALL: LazyLock<Vec<Source>> = LazyLock::new(|| {
+        let paths = crates().into_iter().flat_map(|name| sources(&root().join("crates").join(name).join("src")));
+        let source = |path: PathBuf| {
+            let text: &'static str = read(&path).leak();
+            Source { path, text, defined: definitions(text) }
+        };
+        paths.map(source).collect()
+    });
+    &ALL
 }
 
 #[test]
@@ -166,7 +190,7 @@ fn the_maps_name_code_that_exists() {
             }
             let row = in_table && line.starts_with('|');
             rows += usize::from(row);
-            found.extend(problems(line, row, &root, &all).iter().map(|p| format!("{map}:{}: {p}", number + 1)));
+            found.extend(problems(line, row, &root, all).iter().map(|p| format!("{map}:{}: {p}", number + 1)));
         }
         assert!(rows > 10 || map.starts_with("docs/"), "{map}: the table \"To change X, touch Y\" is there");
     }
@@ -176,10 +200,10 @@ fn the_maps_name_code_that_exists() {
 #[test]
 fn module_headers_name_code_that_exists() {
     let (all, mut found) = (all_sources(), Vec::new());
-    for Source { path, text } in &all {
+    for Source { path, text, .. } in all {
         let from = path.parent().expect("a file has a folder");
         for line in text.lines().filter_map(|line| line.strip_prefix("//!")) {
-            found.extend(problems(line, false, from, &all).iter().map(|p| format!("{}: {p}", path.display())));
+            found.extend(problems(line, false, from, all).iter().map(|p| format!("{}: {p}", path.display())));
         }
     }
     assert!(found.is_empty(), "\n{}", found.join("\n"));
@@ -190,7 +214,7 @@ fn renamed_code_is_noticed() {
     let all = all_sources();
     let right =
         "| `Mlp` in `layers/mlp.rs`; `Stage::new`; `models/NAME.rs` (new); `hidden_act` in `models/family.rs` |";
-    assert_eq!(problems(right, true, &root(), &all), Vec::<String>::new());
+    assert_eq!(problems(right, true, &root(), all), Vec::<String>::new());
     for (wrong, problem) in [
         ("`layers/perceptron.rs`", "there is no `layers/perceptron.rs`"),
         ("`perceptrons/NAME.rs`", "there is no `perceptrons/NAME.rs`"),
@@ -198,7 +222,7 @@ fn renamed_code_is_noticed() {
         ("`Perceptron`", "nothing is called `Perceptron`"),
         ("`Mlp` in `layers/norm.rs`", "nothing is called `Mlp` in `layers/norm.rs`"),
     ] {
-        assert_eq!(problems(wrong, true, &root(), &all), [problem]);
+        assert_eq!(problems(wrong, true, &root(), all), [problem]);
     }
 }
 

@@ -101,6 +101,12 @@ fn requests_of_other_servers_tests_are_answered_alike() {
     // A status alone says little about an error.
     let is_bare = |row: &&Value| row["status"] != 200 && row["unmet"].is_null() && row["checks"] == json!([]);
     assert_eq!(rows.iter().find(is_bare), None);
+    // An answer does not depend on chance: it is the likeliest text, or its draws have a seed.
+    let draws = |row: &&Value| {
+        row["status"] == 200 && row["body"].is_object() && !row["path"].as_str().unwrap().ends_with("tokenize")
+    };
+    let is_chance = |row: &&Value| draws(row) && row["body"]["temperature"] != 0 && row["body"]["seed"].is_null();
+    assert_eq!(rows.iter().find(is_chance), None);
     // Most rows of vLLM hold, and all rows have their own name.
     let of_vllm = |row: &&Value| row["of"].as_str().unwrap().starts_with("vllm");
     let unmet = rows.iter().filter(of_vllm).filter(|row| !row["unmet"].is_null()).count();

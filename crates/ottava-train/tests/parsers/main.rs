@@ -180,7 +180,7 @@ fn holds(Parser { name, good, repair, parse, bounds, .. }: &Parser, path: &Path)
         check(bytes).unwrap_or_else(|error| panic!("{name}, extreme {i}: {error}"));
     }
     // Each run has the same cases. PROPTEST_CASES sets a larger number.
-    let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().unwrap());
+    let cases = std::env::var("PROPTEST_CASES").map_or(50, |cases| cases.parse().unwrap());
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha));
     let result = runner.run(&changes(), |changes| check(changed(good, &changes)));

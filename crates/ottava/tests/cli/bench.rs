@@ -1,5 +1,6 @@
 //! `ottava bench` with small models on a CPU.
 
+use crate::serve::Server;
 use crate::setup::{Run, json};
 use serde_json::Value;
 
@@ -135,6 +136,27 @@ fn bench_times_a_generation_and_its_step() {
         1,
         &["leaves no room for a completion"],
     );
+}
+
+#[test]
+fn bench_loads_a_server() {
+    let run = Run::new();
+    let server = Server::start(&run, &["--max-num-seqs", "4", "--max-length", "40"]);
+    let url = format!("http://{}", server.address);
+    let small = ["--num-prompts", "6", "--max-concurrency", "3", "--random-input-len", "9", "--random-output-len", "5"];
+    let args =
+        [&["bench", "serve", "--base-url", &url, "--random-vocab", "64", "--num-warmups", "2"], &small[..]].concat();
+    let report = json(&run.succeed(&[&args[..], &["--json", "--request-rate", "200"]].concat()));
+    for (key, count) in [("completed", 6), ("failed", 0), ("total_input_tokens", 6 * 9), ("total_output_tokens", 6 * 5)]
+    {
+        assert_eq!(report[key], count, "{key}: {report}");
+    }
+    let number = |key: &str| report[key].as_f64().unwrap();
+    assert!(number("output_throughput") > 0.0 && number("median_ttft_ms") <= number("median_e2el_ms"), "{report}");
+    let table = run.succeed(&args);
+    assert!(table.starts_with("6 requests by 3 clients in ") && table.contains("time to the first token"), "{table}");
+    run.fail(&[&args[..], &["--model", "another"]].concat(), 6, &["2 of 2 requests to", "another"]);
+    run.fail(&["bench", "serve", "--request-rate", "0"], 1, &["a number of requests per second above 0"]);
 }
 
 #[test]

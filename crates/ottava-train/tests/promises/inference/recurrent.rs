@@ -2,7 +2,7 @@
 
 use crate::inference::engine::{Got, ROOMY, alike, prompt, requests, run};
 use crate::inference::speculative::{NGRAM, SOURCES, expect_same};
-use crate::setup::{config, decoder, kv_cache, logits, next_logits, recipe, sequences};
+use crate::setup::{config, decoder, kv_cache, logits, next_logits, recipe, rotated, sequences};
 use ottava_engine::{Engine, EngineOptions, Proposer, Request};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::StepPrecision;
@@ -91,13 +91,12 @@ fn alone(sizes: &DecoderConfig, name: RecipeName, requests: Vec<Request>) -> Vec
 
 #[test]
 fn batches_and_preemption_change_nothing() {
-    for (family, sizes) in models() {
-        for name in [RecipeName::Fp32, RecipeName::Fp8Row] {
+    // There is room for the longest request alone, or for all.
+    let room = [(8, 64, 2000), (8, 64, 128), (3, 17, 2000), (2, 1000, 2000)];
+    for (number, (family, sizes)) in models().into_iter().enumerate() {
+        for (column, name) in [RecipeName::Fp32, RecipeName::Fp8Row].into_iter().enumerate() {
             let expected = alone(&sizes, name, requests());
-            // There is room for the longest request alone, or for all.
-            for (max_batch, prefill_chunk, kv_cache_tokens) in
-                [(8, 64, 2000), (3, 17, 2000), (2, 1000, 2000), (8, 64, 128)]
-            {
+            for (max_batch, prefill_chunk, kv_cache_tokens) in rotated(&room, 2, number + column) {
                 let options = EngineOptions { max_batch, prefill_chunk, kv_cache_tokens, ..ROOMY };
                 let mut engine = Engine::new(model(&sizes, name), &options).unwrap();
                 // In the second pass, slots hold the states of ended requests.

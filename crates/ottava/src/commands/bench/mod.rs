@@ -7,6 +7,7 @@ mod gemm;
 mod kernels;
 mod linear;
 mod rollouts;
+mod serve;
 mod shared;
 mod train;
 
@@ -19,6 +20,7 @@ use kernels::Kernels;
 use linear::Linear;
 use ottava_common::Result;
 use rollouts::Rollouts;
+use serve::Serve;
 use train::Train;
 
 /// Measure this machine: kernels relative to the memory bandwidth, collectives, and whole training steps.
@@ -36,6 +38,7 @@ use train::Train;
   ottava bench decode --model llama-3-8b --batch 1,16 --kv-cache-dtype auto,fp8 --prefill 8192
   ottava bench decode --model llama-3-70b --gpus 2 --recipes fp8-row --kv-cache-dtype fp8
   ottava bench rollouts --model llama-3-8b --recipes bf16,fp8-row --prompts 64
+  ottava bench serve --num-prompts 256 --max-concurrency 64
   ottava bench comm --gpus 2")]
 pub struct Bench {
     #[command(subcommand)]
@@ -51,6 +54,7 @@ enum What {
     Train(Train),
     Decode(Decode),
     Rollouts(Rollouts),
+    Serve(Serve),
     Comm(CommArgs),
 }
 
@@ -64,6 +68,7 @@ impl Bench {
             What::Train(command) => command.run(),
             What::Decode(command) => command.run(),
             What::Rollouts(command) => command.run(),
+            What::Serve(command) => command.run(),
             What::Comm(command) => command.run(),
         }
     }
