@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs a wheel in bare Debian systems without Rust, as pip, uv tool and pipx do, and runs the program from each of these. In the first system
-# NVIDIA's libraries are installed too, and the program must find them; there the quick start is trained. Needs root, debootstrap and the network.
+# Installs a wheel in bare Debian systems without Rust, as pip, uv tool and pipx do, and runs the program from each of these, and the tests of the Python
+# module. In the first system NVIDIA's libraries are installed too, and the program must find them; there the quick start is trained. Needs root,
+# debootstrap and the network.
 #
 # usage: scripts/check-wheel.sh WHEEL [SUITE]...      (Debian suites, by default bookworm with glibc 2.36 and bullseye with glibc 2.31)
 # EXTRA (default cu13) is the extra with NVIDIA's libraries; STEPS (default 500) are the steps of the quick start.
@@ -36,12 +37,13 @@ for suite in "$@"; do
     [ ! -f /etc/pip.conf ] || cp /etc/pip.conf "$root/etc/"
     mkdir -p "$root/quickstart"
     cp -r --parents configs $(git ls-files data) "$root/quickstart"
+    cp scripts/check_python.py scripts/tiny_run.py "$root/"
     cp "$wheel" "$root/"
     cat >"$root/check.sh" <<'CHECK'
 set -euo pipefail
 package="ottava$1 @ file://$2"
 export SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt HOME=/root PATH=/root/.local/bin:/usr/local/bin:/usr/bin:/bin
-/usr/bin/ldd --version | head -n 1
+/usr/bin/ldd --version | sed -n 1p
 if command -v cargo rustc; then exit 1; fi
 libraries() { "$1" doctor || true; }
 echo "== pip"
@@ -49,6 +51,7 @@ python3 -m venv /pip
 /pip/bin/pip install --quiet --disable-pip-version-check "$package"
 /pip/bin/ottava --version
 libraries /pip/bin/ottava
+/pip/bin/python /check_python.py
 python3 -m venv /tools
 /tools/bin/pip install --quiet --disable-pip-version-check uv pipx
 echo "== uv tool"

@@ -84,12 +84,12 @@ chat() {
     rm -rf runs/nightly-chat
     return $outcome
 }
-# Configurations, adapters, chat templates, layouts of data and metadata of GGUF files beside transformers, PEFT, TRL, datasets and gguf.
+# Configurations, adapters, chat templates, layouts of data, metadata of GGUF files and trainers beside transformers, PEFT, TRL, datasets and gguf.
 suites() {
     packages torch==2.15.0 transformers==5.24.0 safetensors==0.8.0 peft==0.21.2 trl==1.16.0 datasets==5.2.0 gguf==0.19.0 &&
         cargo build --release --locked -p ottava || return 1
     local outcome=0 suite
-    for suite in configs adapters templates data gguf_keys; do
+    for suite in configs adapters templates data gguf_keys trainers; do
         OMP_NUM_THREADS=1 "$logs/python/bin/python" "scripts/suites/check_$suite.py" target/release/ottava || outcome=1
     done
     return $outcome

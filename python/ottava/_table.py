@@ -1,0 +1,60 @@
+"""Tables of a run's file, and their values as TOML."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import Any, Iterator
+
+
+class Table:
+    """A table of a run's file. A field that is None is not written, so the program takes its default."""
+
+    def items(self) -> Iterator[tuple[str, Any]]:
+        """The keys that are set, as dotted paths, with their values."""
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, name = getattr(self, field.name), field.name.rstrip("_")
+            if isinstance(value, Table):
+                yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+            elif value is not None:
+                yield name, value
+
+    def toml(self) -> str:
+        """The table as a TOML file."""
+        lines: list[str] = []
+        table = ""
+        for path, value in sorted(self.items(), key=lambda item: item[0].rpartition(".")[0]):
+            of, _, name = path.rpartition(".")
+            if of != table:
+                lines.append(f"\n[{of}]")
+                table = of
+            lines.append(f"{name} = {written(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def written(value: Any) -> str:
+    """`value` as TOML writes it, on one line. Errors with TypeError if TOML has no such value."""
+    value = getattr(value, "value", value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, float):
+        return {"nan": "nan", "inf": "inf", "-inf": "-inf"}.get(repr(value), repr(value))
+    if isinstance(value, (str, os.PathLike)):
+        return quoted(os.fspath(value))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        entries = sorted(value) if isinstance(value, (set, frozenset)) else value
+        return "[" + ", ".join(written(entry) for entry in entries) + "]"
+    if isinstance(value, Table):
+        value = dict(value.items())
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{quoted(str(key))} = {written(entry)}" for key, entry in value.items() if entry is not None) + " }"
+    raise TypeError(f"{value!r} ({type(value).__name__}) is no value of a setting")
+
+
+def quoted(text: str) -> str:
+    """`text` as a basic string of TOML, which has no control characters."""
+    escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+    parts = (escapes.get(c) or (f"\\u{ord(c):04x}" if ord(c) < 32 or ord(c) == 127 else c) for c in text)
+    return '"' + "".join(parts) + '"'

@@ -1,0 +1,197 @@
+"""The trainers of TRL, whose runs are runs of `ottava train`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+from ._arguments import LoraConfig, TrainerConfig, translate
+from ._data import files_of
+from ._rewards import RewardServer, table
+from .run import RunTrainer, TrainOutput, state_of
+
+
+class SFTConfig(TrainerConfig):
+    """Arguments of TRL's SFTConfig."""
+
+    defaults = {"save_total_limit": 0}
+
+
+class DPOConfig(TrainerConfig):
+    """Arguments of TRL's DPOConfig."""
+
+    defaults = {"save_total_limit": 0, "beta": 0.1}
+
+
+class KTOConfig(TrainerConfig):
+    """Arguments of TRL's KTOConfig."""
+
+    defaults = {"save_total_limit": 0, "beta": 0.1, "loss_type": "kto"}
+    # The other records of the divergence have a fixed order. The order of the steps is another.
+    neutral = {"train_sampling_strategy": ("sequential",)}
+
+
+class RewardConfig(TrainerConfig):
+    """Arguments of TRL's RewardConfig."""
+
+    defaults = {"save_total_limit": 0, "learning_rate": 1e-4, "reward_model": True}
+
+
+class GRPOConfig(TrainerConfig):
+    """Arguments of TRL's GRPOConfig."""
+
+    defaults = {"save_total_limit": 0, "num_generations": 8, "max_completion_length": 512}
+
+
+class Trainer(RunTrainer):
+    """A run of the program by the arguments of one of TRL's trainers.
+
+    `model` is a folder or a name of the Hub. `train_dataset` and `eval_dataset` are a data set of the library `datasets`, a list of dictionaries, a path, or a
+    list of paths. `processing_class` is a folder with a tokenizer, or a tokenizer of transformers. `peft_config` is a LoraConfig, also PEFT's.
+
+    Errors with ValueError, which names the argument, if the program has no setting for it.
+    """
+
+    config: type[TrainerConfig] = TrainerConfig
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str],
+        args: TrainerConfig | None = None,
+        *,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        callbacks: Iterable[Any] | None = None,
+        peft_config: Any = None,
+        **others: Any,
+    ):
+        refuse_others(type(self).__name__, others)
+        if not isinstance(model, (str, os.PathLike)):
+            raise ValueError(f"`model` is a {type(model).__name__}; pass the folder or the name of the model, which the program loads by itself")
+        if train_dataset is None:
+            raise ValueError("`train_dataset` is missing")
+        model = os.fspath(model)
+        args = args if args is not None else self.config(f"{model.rstrip('/').split('/')[-1]}-{self.kind()}")
+        if not isinstance(args, self.config):
+            raise ValueError(f"`args` is a {type(args).__name__}, and {type(self).__name__} takes a {self.config.__name__}")
+        adapters = LoraConfig.of(peft_config).translated() if peft_config is not None else {}
+        keys = {"model_name_or_path": model, **args.translated(), **adapters}
+        folder = Path(args.output_dir) / "data"
+        files = {"data.train_files": ("train_dataset", train_dataset), "data.val_files": ("eval_dataset", eval_dataset)}
+        named = {key: files_of(name, data, folder) for key, (name, data) in files.items() if data is not None}
+        overrides: dict[str, Any] = {key: paths for key, (paths, _) in named.items()}
+        if processing_class is not None:
+            overrides["model.tokenizer"] = tokenizer(processing_class, folder / "tokenizer")
+        overrides |= self.adjust(keys, named["data.train_files"][1])
+        toml = translate(self.config.__name__, keys)
+        self.prepare(args.output_dir, toml, args, state_of(args.settings, args.arguments, 3.0), callbacks)
+        self.overrides = {**overrides, **dict(args.settings.items())}
+
+    @classmethod
+    def kind(cls) -> str:
+        return cls.__name__.replace("Trainer", "")
+
+    def adjust(self, keys: dict[str, Any], columns: set[str]) -> dict[str, Any]:
+        """Changes the keys by what the columns of the data are, and returns settings that no key has."""
+        return {}
+
+
+class SFTTrainer(Trainer):
+    """Fine-tunes on texts, chats, or prompts with completions."""
+
+    config = SFTConfig
+
+    def adjust(self, keys: dict[str, Any], columns: set[str]) -> dict[str, Any]:
+        # What TRL counts in the loss depends on the columns. Of paths, the program's own rule holds: answers count, prompts do not.
+        if {"prompt", "completion"} <= columns:
+            keys.setdefault("completion_only_loss", True)
+            unused = "assistant_only_loss"
+        else:
+            if columns & {"messages", "conversations"}:
+                keys.setdefault("assistant_only_loss", False)
+            unused = "completion_only_loss"
+        if keys.get(unused) is False:
+            del keys[unused]
+        return {}
+
+
+class DPOTrainer(Trainer):
+    """Trains on pairs of preferences. The reference model is the model that the run starts from."""
+
+    config = DPOConfig
+
+
+class KTOTrainer(Trainer):
+    """Trains on completions with labels. The reference model is the model that the run starts from."""
+
+    config = KTOConfig
+
+
+class RewardTrainer(Trainer):
+    """Trains a reward model on pairs of preferences, from a language model or a reward model."""
+
+    config = RewardConfig
+
+
+class GRPOTrainer(Trainer):
+    """Reinforcement learning. A reward is a function, which is called as TRL calls it, the folder of a reward model, or a table of docs/rewards.md."""
+
+    config = GRPOConfig
+
+    def __init__(self, model: str | os.PathLike[str], reward_funcs: Any, args: TrainerConfig | None = None, **others: Any):
+        is_one = callable(reward_funcs) or isinstance(reward_funcs, (str, Mapping))
+        self.reward_funcs: Sequence[Any] = [reward_funcs] if is_one else list(reward_funcs)
+        super().__init__(model, args, **others)
+
+    def adjust(self, keys: dict[str, Any], columns: set[str]) -> dict[str, Any]:
+        group = keys["num_generations"]
+        rewards = [reward_of(reward, group) for reward in self.reward_funcs]
+        weights = keys.pop("reward_weights", None) or [1.0] * len(rewards)
+        if len(weights) != len(rewards):
+            raise ValueError(f"GRPOConfig: `reward_weights` has {len(weights)} numbers for {len(rewards)} rewards")
+        for reward, weight in zip(rewards, weights):
+            reward.setdefault("weight", float(weight))
+        # The translated file needs some reward. The setting replaces it.
+        keys["reward_funcs"] = ["a/reward"]
+        return {"reinforcement.rewards": rewards}
+
+    def train(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None = None, *, gpus: int | None = None) -> TrainOutput:
+        functions: list[Callable[..., Any]] = [reward for reward in self.reward_funcs if callable(reward)]
+        self.server = RewardServer(functions, self.state)
+        try:
+            return super().train(resume_from_checkpoint, gpus=gpus)
+        except RuntimeError as error:
+            raise error from self.server.failure
+        finally:
+            self.server.close()
+
+    def environment(self) -> dict[str, str]:
+        return self.server.environment()
+
+
+def reward_of(reward: Any, group: int) -> dict[str, Any]:
+    """The table of a reward."""
+    if isinstance(reward, Mapping):
+        return dict(reward)
+    if isinstance(reward, (str, os.PathLike)):
+        return {"type": "model", "path": os.fspath(reward)}
+    return table(reward, group)
+
+
+def tokenizer(given: Any, folder: Path) -> str:
+    """The folder of a tokenizer. A tokenizer of transformers is written into `folder`."""
+    if isinstance(given, (str, os.PathLike)):
+        return os.fspath(given)
+    if not hasattr(given, "save_pretrained"):
+        raise ValueError(f"`processing_class` is a {type(given).__name__}; pass a folder with a tokenizer, or a tokenizer of transformers")
+    given.save_pretrained(str(folder))
+    return str(folder)
+
+
+def refuse_others(owner: str, others: Mapping[str, Any]) -> None:
+    """Errors with ValueError if an argument has a value."""
+    given = [name for name, value in others.items() if value is not None and value != (None, None) and value != []]
+    if given:
+        raise ValueError(f"{owner} has no argument {', '.join(f'`{name}`' for name in given)}: a run has files and settings, no objects of Python")

@@ -1,0 +1,405 @@
+#!/usr/bin/env python3
+"""Tests the Python module `ottava` with the program, on tiny models and data. Needs Python 3.9, and no packages.
+
+usage: check_python.py [BINARY] [TEST]...      (BINARY is the program, by default the one that the module finds; TEST is a name as of unittest)
+"""
+
+import ast
+import importlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+import warnings
+from pathlib import Path
+
+SCRIPTS = Path(__file__).resolve().parent
+# An installed module comes first: the path of this repository is the last one.
+sys.path.append(str(SCRIPTS.parent / "python"))
+sys.path.insert(0, str(SCRIPTS))
+
+import tiny_run  # noqa: E402
+
+import ottava  # noqa: E402
+from ottava._table import Table  # noqa: E402
+from ottava.settings import Checkpoint, Data, DataRecords, LrScheduler, Model, Precision, Run, Training  # noqa: E402
+
+RANDOM = Run(model=Model(init="random"))
+TEXTS = [{"text": f"line {i * i} of the text"} for i in range(8)]
+PAIRS = [{"prompt": f"{i} + {i} = ", "chosen": f"{2 * i}", "rejected": f"{3 * i + 1}"} for i in range(6)]
+LABELS = [{"prompt": f"{i} + {i} = ", "completion": f"{2 * i}", "label": i % 2 == 0} for i in range(6)]
+PROMPTS = [{"prompt": f"{i} + {i} = ", "answer": str(2 * i)} for i in range(4)]
+LN_2 = 0.6931471805599453
+
+
+def arguments(**others):
+    return {"max_steps": 4, "per_device_train_batch_size": 4, "use_cpu": True, "bf16": False, "max_length": 32, "logging_steps": 1, **others}
+
+
+class Recorder(ottava.TrainerCallback):
+    """Records the events of a run."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.events.append(("begin", state.max_steps))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.events.append(("step", state.global_step))
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.events.append(("log", state.global_step, round(logs["loss"], 6)))
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        self.events.append(("evaluate", state.global_step, "eval_loss" in metrics))
+
+    def on_save(self, args, state, control, **kwargs):
+        self.events.append(("save", state.global_step))
+
+    def on_train_end(self, args, state, control, **kwargs):
+        self.events.append(("end", state.global_step))
+
+
+class StopAt(ottava.TrainerCallback):
+    """Asks for a stop at a step."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop = control.should_training_stop or state.global_step >= self.step
+
+
+class Case(unittest.TestCase):
+    """A test in a new folder with the tiny model `model`."""
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        tiny_run.write(Path(folder.name) / "tiny")
+        before = os.getcwd()
+        os.chdir(Path(folder.name) / "tiny")
+        self.addCleanup(os.chdir, before)
+        # The messages of the program are not part of the output of the tests.
+        self.addCleanup(setattr, sys, "stderr", sys.stderr)
+        sys.stderr = open(os.devnull, "w")
+        self.addCleanup(sys.stderr.close)
+
+    def sft(self, folder, *, callbacks=(), trainer=ottava.SFTTrainer, config=ottava.SFTConfig, data=TEXTS, settings=RANDOM, others=None, **given):
+        args = config(folder, settings=settings, **arguments(**given))
+        return trainer("model", args=args, train_dataset=data, callbacks=list(callbacks), **(others or {}))
+
+
+class Runs(Case):
+    def test_a_run_tells_its_steps_logs_evaluations_and_checkpoints(self):
+        recorder = Recorder()
+        trainer = self.sft("out", callbacks=[recorder], logging_steps=2, save_steps=2, others={"eval_dataset": TEXTS[:2]})
+        result = trainer.train()
+        metrics = [json.loads(line) for line in Path("out/metrics.jsonl").read_text().splitlines()]
+        losses = [line["loss"] for line in metrics[1:]]
+        events = [event for event in recorder.events if event[0] != "save"]
+        self.assertEqual(
+            events,
+            [("begin", 4), ("evaluate", 0, True), ("step", 1), ("step", 2), ("log", 2, round(sum(losses[:2]) / 2, 6)), ("step", 3), ("step", 4)]
+            + [("log", 4, round(sum(losses[2:]) / 2, 6)), ("evaluate", 4, True), ("end", 4)],
+        )
+        self.assertEqual([event[1] for event in recorder.events if event[0] == "save"], [2, 4])
+        history = trainer.state.log_history
+        self.assertEqual([entry["step"] for entry in history], [0, 2, 4, 4, 4])
+        self.assertEqual(history[1]["num_tokens"], metrics[2]["tokens"])
+        self.assertEqual(result.global_step, 4)
+        self.assertAlmostEqual(result.training_loss, sum(losses) / 4)
+        self.assertEqual(result.metrics["eval_loss"], metrics[4]["eval_loss"])
+        self.assertLess(losses[3], losses[0])
+
+    def test_epochs_are_counted(self):
+        trainer = self.sft("out", max_steps=-1, num_train_epochs=2)
+        trainer.train()
+        self.assertEqual([entry["epoch"] for entry in trainer.state.log_history], [0.5, 1.0, 1.5, 2.0, 2.0])
+
+    def test_the_last_model_is_saved_as_a_folder(self):
+        trainer = self.sft("out", max_steps=2)
+        with self.assertRaisesRegex(ValueError, "saved no checkpoint"):
+            trainer.save_model()
+        trainer.train()
+        trainer.save_model()
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            self.assertEqual(Path("out", name).read_bytes(), Path("out/checkpoints/checkpoint-2", name).read_bytes())
+
+    def test_a_stopped_run_resumes_and_ends_as_an_unbroken_run(self):
+        stop = StopAt(2)
+        first = self.sft("out", callbacks=[stop], max_steps=100_000, lr_scheduler_type="constant")
+        before = first.train().global_step
+        self.assertGreaterEqual(before, 2)
+        stop.step = before + 2
+        stopped = first.train(resume_from_checkpoint=True).global_step
+        self.assertGreaterEqual(stopped, before + 2)
+        given = {"max_steps": stopped + 3, "lr_scheduler_type": "constant"}
+        whole, recorder = self.sft("whole", **given), Recorder()
+        whole.train()
+        # What a killed run has written after its last checkpoint is no part of the resumed run.
+        with open("out/metrics.jsonl", "a") as file:
+            file.write(json.dumps({"step": stopped + 1, "loss": 99.0}) + "\n")
+        second = self.sft("out", callbacks=[recorder], **given)
+        second.train(resume_from_checkpoint=True)
+        losses = lambda trainer: [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+        self.assertEqual(losses(second), losses(whole))
+        self.assertFalse([event for event in recorder.events if event[-1] == 99.0])
+        # Callbacks hear only of the steps of this start.
+        self.assertEqual([event[1] for event in recorder.events if event[0] == "step"], [stopped + 1, stopped + 2, stopped + 3])
+        other = self.sft("other", **given)
+        other.train(resume_from_checkpoint=f"out/checkpoints/checkpoint-{stopped}")
+        self.assertEqual(losses(other), losses(whole))
+
+    def test_an_error_of_the_program_is_an_exception_with_its_text(self):
+        self.sft("out", max_steps=1).train()
+        with self.assertRaises(ottava.OttavaError) as error:
+            self.sft("out", max_steps=1).train()
+        self.assertEqual(error.exception.exit_code, 1)
+        self.assertTrue(str(error.exception).startswith("out already holds a run"), str(error.exception))
+
+    def test_an_error_of_a_callback_stops_the_run_and_is_raised(self):
+        class Fails(ottava.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                raise KeyError("mine")
+
+        with self.assertRaisesRegex(KeyError, "mine"):
+            self.sft("out", callbacks=[Fails], max_steps=100_000).train()
+        self.assertEqual(json.loads(Path("out/run.json").read_text())["end"]["outcome"], "stopped")
+
+    def test_settings_write_the_file_of_a_run(self):
+        run = Run(
+            output_dir='quo"te\n', device="cpu", model=Model(path="model", init="random"), precision=Precision(recipe="fp32"),
+            data=Data(train_files=["text.txt"], max_length=16, val_set_size=2, records=DataRecords(text_documents="line", roles={"assistant": ["b", "ü"]})),
+            training=Training(max_steps=2, per_device_train_batch_size=2), lr_scheduler=LrScheduler(warmup_steps=0), checkpoint=Checkpoint(save_steps="end"),
+        )  # fmt: skip
+        result = ottava.RunTrainer(run).train()
+        self.assertEqual(result.global_step, 2)
+        resolved = Path('quo"te\n/config.toml').read_text("utf-8")
+        for line in ('recipe = "fp32"', "max_steps = 2", 'save_steps = "end"'):
+            self.assertIn(line, resolved)
+        self.assertIn('assistant = ["b", "ü"]', resolved)
+
+    def test_the_module_runs_the_program(self):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        program = subprocess.run([sys.executable, "-m", "ottava", "--version"], env=environment, stdout=subprocess.PIPE, check=True)
+        self.assertRegex(program.stdout.decode(), r"^ottava \d+\.\d+")
+
+
+class Examples(unittest.TestCase):
+    PAGE = SCRIPTS.parent / "docs" / "python.md"
+
+    @unittest.skipUnless(PAGE.is_file(), "the pages are not part of a wheel")
+    def test_the_examples_of_the_page_call_what_the_module_has(self):
+        blocks = re.findall(r"```python\n(.*?)```", self.PAGE.read_text("utf-8"), re.DOTALL)
+        self.assertGreaterEqual(len(blocks), 3)
+        for block in blocks:
+            nodes = list(ast.walk(ast.parse(block)))
+            names = {}
+            for node in nodes:
+                if isinstance(node, ast.ImportFrom) and node.module.startswith("ottava"):
+                    names.update({alias.name: getattr(importlib.import_module(node.module), alias.name) for alias in node.names})
+            for node in nodes:
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and issubclass(names.get(node.func.id, object), Table):
+                    names[node.func.id](**{keyword.arg: None for keyword in node.keywords})
+
+
+class Signals(Case):
+    SCRIPT = """
+import signal, sys
+# A shell may have started the tests in the background, without Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path[:0] = {path!r}
+import ottava
+from check_python import RANDOM, TEXTS, arguments
+class Tells(ottava.TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            print("begun", flush=True)
+try:
+    args = ottava.SFTConfig("out", settings=RANDOM, **arguments(max_steps=100_000))
+    ottava.SFTTrainer("model", args=args, train_dataset=TEXTS, callbacks=[Tells]).train()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+    def interrupted(self, number):
+        command = [sys.executable, "-c", self.SCRIPT.format(path=sys.path)]
+        script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+        self.addCleanup(script.stdout.close)
+        script.stdout.readline()
+        # A terminal sends Ctrl-C to a whole group of processes.
+        os.killpg(script.pid, number)
+        try:
+            output, _ = script.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            script.kill()
+            raise
+        end = json.loads(Path("out/run.json").read_text())["end"]
+        self.assertEqual(end["outcome"], "stopped")
+        self.assertTrue(Path(f"out/checkpoints/checkpoint-{end['step']}").is_dir())
+        return script.returncode, output.decode().splitlines()[-1:]
+
+    def test_ctrl_c_saves_a_checkpoint_and_is_raised(self):
+        self.assertEqual(self.interrupted(signal.SIGINT), (0, ["interrupted"]))
+
+    def test_the_end_of_the_script_saves_a_checkpoint(self):
+        self.assertEqual(self.interrupted(signal.SIGTERM)[0], 128 + signal.SIGTERM)
+
+
+class Arguments(Case):
+    def refused(self, words, **given):
+        with self.assertRaisesRegex(ValueError, words):
+            self.sft("out", **given)
+        self.assertFalse(Path("out/run.json").exists())
+
+    def test_arguments_without_a_setting_are_refused_by_name(self):
+        self.refused("SFTConfig: `no_such_argument`: this key is not known", no_such_argument=1)
+        self.refused("SFTConfig: `optim`: the optimizers are", optim="adafactor")
+        self.refused("SFTTrainer has no argument `compute_metrics`", others={"compute_metrics": print})
+        self.refused("SFTConfig: `lora.init_lora_weights`", others={"peft_config": ottava.LoraConfig(target_modules="all-linear", init_lora_weights="pissa")})
+        self.refused("name `target_modules`", others={"peft_config": ottava.LoraConfig(r=4)})
+        self.refused("`max_length` is None", max_length=None)
+        self.refused("`args` is a SFTConfig", trainer=ottava.DPOTrainer)
+        self.refused("several trainers", sequence_len=8, base_model="model")
+        self.refused("record 1 is a str", data=[{"text": "a"}, "b"])
+        with self.assertRaisesRegex(ValueError, "pass the folder or the name"):
+            ottava.SFTTrainer(object(), train_dataset=TEXTS)
+
+    def test_callbacks_that_a_run_cannot_serve_are_refused(self):
+        class Epochs(ottava.TrainerCallback):
+            def on_epoch_end(self, args, state, control, **kwargs):
+                pass
+
+        class Saves(ottava.TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                control.should_save = True
+
+        self.refused("Epochs.on_epoch_end: runs have no such event", callbacks=[Epochs])
+        with self.assertRaisesRegex(ValueError, "Saves.on_step_end sets `control.should_save`"):
+            self.sft("out", callbacks=[Saves]).train()
+
+    def test_arguments_without_an_effect_warn(self):
+        with self.assertWarnsRegex(UserWarning, "SFTConfig: `push_to_hub`: nothing is sent"):
+            self.sft("out", push_to_hub=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.sft("out", push_to_hub=False, dataloader_num_workers=0, report_to="none", save_strategy="no", shuffle_dataset=False)
+
+    def test_arguments_mean_what_they_mean_in_trl(self):
+        def lines(trainer):
+            return [line.split("  #")[0] for line in trainer.toml.splitlines() if "=" in line]
+
+        chats = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}]
+        completions = [{"prompt": "a", "completion": "b"}]
+        for data, given, line in [
+            (TEXTS, {}, "learning_rate = 0.00002"), (TEXTS, {}, "save_total_limit = 0"), (TEXTS, {}, 'recipe = "fp32"'),
+            (TEXTS, {"eval_strategy": "steps"}, "eval_steps = 1"), (TEXTS, {"packing": True, "packing_strategy": "wrapped"}, 'packing = "wrapped"'),
+            (TEXTS, {"packing_strategy": "bfd"}, 'packing = "none"'), (chats, {}, "train_on_inputs = true"),
+            (chats, {"assistant_only_loss": True}, "train_on_inputs = false"), (completions, {"assistant_only_loss": False}, "train_on_inputs = false"),
+            (completions, {"completion_only_loss": False}, "train_on_inputs = true"),
+        ]:  # fmt: skip
+            self.assertIn(line, lines(self.sft("out", data=data, **given)), given)
+        self.assertIn('recipe = "bf16"', lines(self.sft("out", bf16=True)))
+        dpo = lines(self.sft("out", trainer=ottava.DPOTrainer, config=ottava.DPOConfig, data=PAIRS))
+        self.assertIn("learning_rate = 0.000001", dpo)
+        reward = lines(self.sft("out", trainer=ottava.RewardTrainer, config=ottava.RewardConfig, data=PAIRS))
+        self.assertIn("learning_rate = 0.0001", reward)
+
+
+class Trainers(Case):
+    @classmethod
+    def setUpClass(cls):
+        """Writes `cls.base`, a folder with weights."""
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.base = str(Path(folder.name) / "base")
+        tiny_run.write(Path(folder.name) / "tiny")
+        config = Path(folder.name) / "tiny" / "run.toml"
+        train = [ottava.find_binary(), "train", str(config), "--set", "max_steps=1", "--set", f"output_dir={folder.name}/run"]
+        subprocess.run(train, cwd=config.parent, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        shutil.copytree(f"{folder.name}/run/checkpoints/checkpoint-1", cls.base)
+
+    def run_of(self, trainer, config, data, **given):
+        others = given.pop("others", {})
+        args = config("out", settings=given.pop("settings", None), **arguments(**{"max_steps": 2, **given}))
+        made = trainer(self.base, args=args, train_dataset=data, **others)
+        made.train()
+        return made
+
+    def first_loss(self, *given, **others):
+        return self.run_of(*given, **others).state.log_history[0]["loss"]
+
+    def test_adapters_are_saved_as_pefts(self):
+        config = ottava.LoraConfig(r=4, lora_alpha=8, target_modules={"q_proj", "v_proj"}, task_type="CAUSAL_LM", bias="none")
+        trainer = self.run_of(ottava.SFTTrainer, ottava.SFTConfig, TEXTS, others={"peft_config": config})
+        trainer.save_model("adapter")
+        saved = json.loads(Path("adapter/adapter_config.json").read_text())
+        self.assertEqual((saved["r"], saved["lora_alpha"], sorted(saved["target_modules"])), (4, 8, ["q_proj", "v_proj"]))
+
+    def test_dpo_starts_at_ln_2(self):
+        self.assertAlmostEqual(self.first_loss(ottava.DPOTrainer, ottava.DPOConfig, PAIRS), LN_2, places=6)
+
+    def test_kto_starts_at_one_half(self):
+        self.assertAlmostEqual(self.first_loss(ottava.KTOTrainer, ottava.KTOConfig, LABELS), 0.5, places=6)
+
+    def test_a_reward_model_learns_pairs(self):
+        trainer = self.run_of(ottava.RewardTrainer, ottava.RewardConfig, PAIRS, max_steps=20, learning_rate=1e-2)
+        losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+        self.assertLess(losses[-1], losses[0])
+        trainer.save_model("reward")
+        self.assertIn("ForSequenceClassification", json.loads(Path("reward/config.json").read_text())["architectures"][0])
+
+    def grpo(self, function, **given):
+        args = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 4, "max_steps": 2}
+        config = ottava.GRPOConfig("out", settings=Run(data=Data(max_length=24)), **{**args, "use_cpu": True, "bf16": False, "logging_steps": 1, **given})
+        return ottava.GRPOTrainer(self.base, function, config, train_dataset=PROMPTS)
+
+    def test_functions_of_the_script_are_rewards(self):
+        seen = []
+
+        def digits(prompts, completions, completion_ids, answer, **kwargs):
+            seen.append((prompts, completions, completion_ids, answer))
+            return [float(sum(letter.isdigit() for letter in completion)) for completion in completions]
+
+        trainer = self.grpo([digits, {"type": "length", "target": 2, "distance": 4}], reward_weights=[1.0, 0.5])
+        trainer.train()
+        logs = trainer.state.log_history[0]
+        prompts, completions, ids, answers = seen[0]
+        self.assertEqual([len(part) for part in seen[0]], [8] * 4)
+        self.assertEqual(prompts[:4], prompts[:1] * 4)
+        self.assertEqual(answers, [str(2 * int(prompt.split()[0])) for prompt in prompts])
+        self.assertTrue(all(1 <= len(row) <= 4 for row in ids))
+        means = sum(sum(letter.isdigit() for letter in completion) for completion in completions) / 8
+        self.assertAlmostEqual(logs["rewards/digits/mean"], means, places=5)
+        self.assertAlmostEqual(logs["reward"], means + 0.5 * logs["rewards/length/mean"], places=5)
+
+    def test_an_error_of_a_reward_function_is_the_cause_of_the_error(self):
+        def broken(completions, **kwargs):
+            raise ZeroDivisionError("no reward")
+
+        with self.assertRaisesRegex(ottava.OttavaError, "the reward function `broken` raised ZeroDivisionError: no reward") as error:
+            self.grpo(broken).train()
+        self.assertIsInstance(error.exception.__cause__, ZeroDivisionError)
+        self.assertEqual(error.exception.exit_code, 6)
+
+
+def main():
+    given = sys.argv[1:]
+    if given and not given[0].startswith(("Runs", "Examples", "Signals", "Arguments", "Trainers", "-")):
+        os.environ["OTTAVA_BINARY"] = str(Path(given.pop(0)).resolve())
+    began = time.monotonic()
+    program = unittest.main(argv=[sys.argv[0], *given], exit=False)
+    print(f"{program.result.testsRun} tests of the module {Path(ottava.__file__).parent} in {time.monotonic() - began:.1f} s")
+    sys.exit(not program.result.wasSuccessful())
+
+
+if __name__ == "__main__":
+    main()
