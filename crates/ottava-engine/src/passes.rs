@@ -29,8 +29,9 @@ impl Engine {
     /// Selects the tokens of a step, computes them, and returns the drawn tokens. With [`Pace::Begin`], the step is in flight afterwards.
     pub(super) fn run_passes(&mut self, pace: Pace, events: &mut Vec<Event>) -> Result<Vec<Drawn>> {
         let plan = self.schedule()?;
-        // Requests may have been preempted.
-        if pace == Pace::Begin && !plan.is_empty() {
+        // If requests were preempted, the plan may have prompts.
+        let is_decoding = plan.iter().all(|&(at, new)| new == 1 && self.running[at].pending() == 1);
+        if pace == Pace::Begin && is_decoding && !plan.is_empty() {
             let places: Vec<usize> = plan.iter().map(|&(at, _)| at).collect();
             self.ahead.flight = Some(self.launch(&places, None)?);
             self.advance(&plan)?;
