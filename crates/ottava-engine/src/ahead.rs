@@ -10,71 +10,16 @@
 //! of the step before were read. Among ranks, rank 0 decides ([`Pace`]), and each rank draws the same tokens on its device.
 
 use crate::batching::{Drawn, Engine};
-use crate::decode::in_f32;
+use crate::decode::{in_f32, not_finite};
+use crate::flight::{Flight, Memory, Pace};
 use crate::passes::MOST_ROWS;
-use crate::request::{LogprobsMode, RequestId, TokenLogprob};
+use crate::request::{LogprobsMode, TokenLogprob};
 use crate::update::Part;
 use bytemuck::AnyBitPattern;
-use ottava_common::error::{Error, Result};
+use ottava_common::error::Result;
 use ottava_models::SequenceTokens;
 use ottava_tensor::ops::{Distribution, Draw, Draws, sample};
 use ottava_tensor::{DType, Device, Snapshot, Tensor};
-use serde::{Deserialize, Serialize};
-use std::ops::Range;
-
-/// What a step of the engine launches and reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Pace {
-    /// Launches passes, and reads their tokens.
-    #[default]
-    Whole,
-    /// Launches a decode step, which is then in flight.
-    Begin,
-    /// Launches the decode step after the step in flight, and then reads the tokens of the step in flight.
-    Continue,
-    /// Reads the tokens of the step in flight.
-    End,
-}
-
-/// The step in flight, and the memory that steps in flight use in turns.
-#[derive(Default)]
-pub(super) struct Ahead {
-    pub(super) flight: Option<Flight>,
-    memory: Option<Memory>,
-    /// The number of steps that were launched.
-    launched: usize,
-}
-
-struct Memory {
-    /// The tokens of the step that was launched last, I32.
-    tokens: Tensor,
-    /// The copies of the results of the last two steps.
-    results: [Snapshot; 2],
-}
-
-/// A decode step whose tokens were not read yet.
-pub(super) struct Flight {
-    /// The requests of its rows, in the order of `running`.
-    requests: Vec<RequestId>,
-    /// The number of its results in `Memory::results`.
-    number: usize,
-    /// The places of the results: I32 likeliest tokens, I32 drawn tokens, and F32 log-probabilities of drawn tokens, which may be empty.
-    results: [Range<usize>; 3],
-    /// Whether its requests count the tokens that it computes as computed. They do not count tokens that the host does not know yet.
-    is_counted: bool,
-}
-
-impl Flight {
-    /// Returns the number of each request of this step in `running`, with its row. Requests that have ended are left out.
-    fn places<'a>(
-        &'a self,
-        running: impl Iterator<Item = RequestId> + 'a,
-    ) -> impl Iterator<Item = (usize, usize)> + 'a {
-        // Both have the same order.
-        let mut rows = self.requests.iter().enumerate();
-        running.enumerate().filter_map(move |(at, id)| Some((at, rows.find(|(_, request)| **request == id)?.0)))
-    }
-}
 
 impl Engine {
     /// Returns the pace of the next step.
@@ -227,9 +172,4 @@ impl Engine {
 /// Returns the numbers that `bytes` hold.
 fn numbers<T: AnyBitPattern>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
-}
-
-/// Returns the error of logits of token `number` of a request that are not finite.
-pub(super) fn not_finite(number: usize) -> Error {
-    Error::NonFinite(format!("a logit of token {number} is not finite: the model's weights or activations are not"))
 }

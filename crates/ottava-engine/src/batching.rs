@@ -1,9 +1,9 @@
 //! Continuous batching: selects the tokens of requests that each step computes, and handles the results.
 
-use crate::ahead::{Ahead, Pace};
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
 use crate::decode::{DecodeSteps, fixed_rows};
+use crate::flight::{Ahead, Pace};
 use crate::masks::Masks;
 use crate::proposer::Proposer;
 use crate::request::{AdapterId, EngineOptions, EngineStats, Event, FinishReason, RequestId, TokenLogprob};

@@ -2,7 +2,7 @@
 //! that divide a model run the same steps in the same order. So they capture the same steps, including the collectives.
 
 use crate::request::{AdapterId, EngineOptions};
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
 use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_blocks};
 use ottava_recipe::capture::{Capture, Launch};
 use ottava_tensor::cuda::{CudaDevice, Graph};
@@ -105,6 +105,11 @@ pub fn in_f32(x: &Tensor) -> Result<Tensor> {
         DType::F32 => x.clone(),
         _ => cast(x, DType::F32)?,
     })
+}
+
+/// Returns the error of logits of token `number` of a request that are not finite.
+pub(super) fn not_finite(number: usize) -> Error {
+    Error::NonFinite(format!("a logit of token {number} is not finite: the model's weights or activations are not"))
 }
 
 impl DecodeSteps {

@@ -8,8 +8,8 @@
 //! decisions that depend on clients or sampling. Every rank makes all other decisions by the same code from the same state. Each step compares this
 //! state (`EngineStats`).
 
-use crate::ahead::Pace;
 use crate::batching::Engine;
+use crate::flight::Pace;
 use crate::request::EngineStats;
 use crate::update::{Call, Part, Update};
 use ottava_common::error::{Error, Result};

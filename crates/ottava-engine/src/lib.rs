@@ -33,7 +33,7 @@
 //! kernel ends, and may read weights before it waits for this kernel (`ops/paged_attention/` of `ottava-tensor`). `DecodeSteps` (`decode.rs`)
 //! captures steps of one token per row as CUDA graphs. `Engine::warm_up` runs steps of all sizes before a server is ready.
 //!
-//! **Steps ahead.** With asynchronous scheduling, a decode step is launched before the host has read the tokens of the step before (`ahead.rs`).
+//! **Steps ahead.** With asynchronous scheduling, a decode step is launched before the host has read the tokens of the step before (`ahead.rs`, `flight.rs`).
 //!
 //! **Around a step.** A `Proposer` (`Ngram`, `Draft`) proposes tokens (`Sequence::proposed`), which a step computes after the last token of a
 //! request. `Engine::draw` (`drawing.rs`) draws from all of these rows. `Engine::accept` keeps the drawn tokens up to the first token that was not
@@ -58,6 +58,7 @@ mod completion;
 mod decode;
 mod draft;
 mod drawing;
+mod flight;
 mod gbnf;
 mod generation_config;
 mod grammar;

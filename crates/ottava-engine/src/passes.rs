@@ -3,10 +3,10 @@
 //! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes run within `CudaDevice::with_batch_invariance`. There, products have
 //! sums whose order does not depend on the number of rows. If the GPU has no such products for the types of the model, all passes have 64 rows.
 
-use crate::ahead::Pace;
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::Scored;
 use crate::drawing::by_rows;
+use crate::flight::Pace;
 use crate::request::Event;
 use ottava_common::error::Result;
 use ottava_models::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, padded_rows};

@@ -1,6 +1,6 @@
 //! The announcements of the engine of rank 0 to the engines of other ranks that divide its model.
 
-use crate::ahead::Pace;
+use crate::flight::Pace;
 use crate::request::{EngineStats, FinishReason, Request, RequestId};
 use ottava_parallel::Ranks;
 use serde::{Deserialize, Serialize};

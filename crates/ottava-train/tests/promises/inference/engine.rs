@@ -7,7 +7,6 @@ use crate::setup::{
 };
 use ottava_engine::{
     Engine, EngineOptions, EngineStats, Event, FinishReason, LogprobsMode, Proposer, Request, RequestId, Sampling,
-    TokenLogprob,
 };
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_recipe::mode::StepPrecision;
@@ -61,8 +60,8 @@ pub fn requests() -> Vec<Request> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Got {
     pub tokens: Vec<u32>,
-    pub logprobs: Vec<TokenLogprob>,
-    pub prompt: Vec<Option<TokenLogprob>>,
+    pub logprobs: Vec<ottava_engine::TokenLogprob>,
+    pub prompt: Vec<Option<ottava_engine::TokenLogprob>>,
     pub embedding: Vec<f32>,
     pub end: Option<FinishReason>,
 }
