@@ -498,8 +498,7 @@ fn requests_get_on_a_gpu_what_they_get_on_the_cpu() {
 /// difference may be `mean`.
 fn expect_near(what: &str, expected: &Got, got: &Got, [most, mean]: [f64; 2]) {
     assert_eq!((expected.prompt.len(), expected.tokens.len()), (got.prompt.len(), got.tokens.len()), "{what}");
-    let given =
-        |got: &Got| -> Vec<TokenLogprob> { got.prompt.iter().flatten().chain(&got.logprobs).cloned().collect() };
+    let given = |got: &Got| -> Vec<_> { got.prompt.iter().flatten().chain(&got.logprobs).cloned().collect() };
     let (expected, got, of_prompt) = (given(expected), given(got), expected.prompt.iter().flatten().count());
     let (mut sum, mut compared) = (0.0, 0);
     for (at, (a, b)) in expected.iter().zip(&got).enumerate() {
