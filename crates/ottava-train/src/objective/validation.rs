@@ -1,7 +1,9 @@
 //! What an evaluation of a run says.
 
 use crate::step::Metrics;
+use ottava_checkpoint::Better;
 use ottava_common::error::{Error, Result};
+use ottava_tasks::Measured;
 use serde_json::{Map, Value, json};
 
 /// The evaluation of rows that are held out.
@@ -14,30 +16,35 @@ pub struct Evaluation {
 }
 
 /// The evaluation of a run.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validation {
-    /// The evaluation of all rows.
-    pub all: Evaluation,
+    /// The evaluation of all rows; `None` if no rows are held out.
+    pub all: Option<Evaluation>,
     /// The evaluation of each data set that has a name, by name.
     pub sets: Vec<(String, Evaluation)>,
+    /// The metrics of each task, by name.
+    pub tasks: Vec<(String, Vec<Measured>)>,
 }
 
 impl Validation {
     /// The evaluation of the only data set, which has no name.
     pub fn of_one(all: Evaluation) -> Validation {
-        Validation { all, sets: Vec::new() }
+        Validation { all: Some(all), ..Validation::default() }
     }
 
-    /// The metric of this name. Errors with [`Error::Config`] where there is none.
-    pub fn metric(&self, name: &str) -> Result<f64> {
+    /// The metric of this name, and which values of it are better. Errors with [`Error::Config`] where there is none.
+    pub fn metric(&self, name: &str) -> Result<(f64, Better)> {
         let metrics = self.metrics();
-        metrics.get(name).and_then(Value::as_f64).ok_or_else(|| {
+        let value = metrics.get(name).and_then(Value::as_f64).ok_or_else(|| {
             let names: Vec<_> = metrics.keys().map(|name| format!("`{name}`")).collect();
             Error::Config(format!(
                 "`evaluation.metric_for_best_model` is {name:?}; an evaluation of this run has {}",
                 names.join(", ")
             ))
-        })
+        })?;
+        let is_higher =
+            |(task, measured): (&str, &Measured)| name == name_of(task, measured) && measured.higher_is_better;
+        Ok((value, if self.measured().any(is_higher) { Better::Higher } else { Better::Lower }))
     }
 
     /// All metrics by the names under which they are recorded.
@@ -47,8 +54,24 @@ impl Validation {
             let all = [("loss", *loss)].into_iter().chain(of.named.iter().map(|(name, value)| (&**name, *value)));
             metrics.extend(all.map(|(name, value)| (format!("eval_{prefix}{name}"), json!(value))));
         };
-        add(String::new(), &self.all);
+        self.all.iter().for_each(|all| add(String::new(), all));
         self.sets.iter().for_each(|(name, evaluation)| add(format!("{name}_"), evaluation));
+        for (task, measured) in self.measured() {
+            let name = name_of(task, measured);
+            let stderr = measured.stderr.map(|stderr| (format!("{name}_stderr"), json!(stderr)));
+            metrics.insert(name, json!(measured.value));
+            metrics.extend(stderr);
+        }
         metrics
     }
+
+    /// The metrics of all tasks, each with the name of its task.
+    fn measured(&self) -> impl Iterator<Item = (&str, &Measured)> {
+        self.tasks.iter().flat_map(|(task, all)| all.iter().map(move |measured| (task.as_str(), measured)))
+    }
+}
+
+/// The name under which a metric of a task is recorded.
+fn name_of(task: &str, measured: &Measured) -> String {
+    format!("eval_{task}_{}", measured.name)
 }

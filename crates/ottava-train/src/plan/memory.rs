@@ -3,6 +3,7 @@
 use crate::phase::{Check, Passes, Phase};
 use crate::run::Run;
 use crate::step::{Loss, MicroBatch, NextTokenLoss, token_losses};
+use crate::tasks::evaluation_passes;
 use ottava_checkpoint::{Contents, RandomWeights};
 use ottava_common::error::Result;
 use ottava_common::limits;
@@ -219,7 +220,10 @@ impl DryRun {
         let (place, sums) = (run.step.partition().ranks().place(Axis::Context), real_type(run.model.recipe().compute));
         let other = |_| held(device, [rows, seq_len], place, run.objective.loss(rows, device, sums)?);
         let _others = (distinct..micro_batches).map(other).collect::<Result<Vec<_>>>()?;
-        let passes = run.objective.passes(&config.run);
+        let mut passes = run.objective.passes(&config.run);
+        if !passes.iter().any(|passes| passes.phase == Phase::Evaluation) {
+            passes.extend(evaluation_passes(&config.run));
+        }
         drop(build);
         let build = tracker.take_peak();
         let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 2] };

@@ -61,12 +61,18 @@ impl Trainer {
         self.progress.step >= self.schedule.max_steps
     }
 
-    /// Computes loss and metrics of the held-out rows, in the precision of the last step. All ranks compute them together. Returns `None` without
-    /// held-out rows.
+    /// Computes loss and metrics of the held-out rows, and the metrics of tasks, in the precision of the last step. All ranks compute them together.
+    /// Returns `None` without held-out rows and tasks.
     fn evaluate(&mut self) -> Result<Option<Validation>> {
-        let precision = precision_of(self.progress.step, &self.progress.sentinel, &self.environment.config);
-        let Run { model, step, .. } = &mut *self.run;
-        self.rows.evaluate(model, step, precision)
+        let Trainer { environment, progress, run, rows, tasks, .. } = self;
+        let precision = precision_of(progress.step, &progress.sentinel, &environment.config);
+        let Run { model, step, .. } = &mut **run;
+        let of_rows = rows.evaluate(model, step, precision)?;
+        let of_tasks = tasks.evaluate(model, &environment.inputs.tokenizer, step.partition(), precision)?;
+        Ok(match (of_rows, of_tasks) {
+            (of_rows, tasks) if tasks.is_empty() => of_rows,
+            (of_rows, tasks) => Some(Validation { tasks, ..of_rows.unwrap_or_default() }),
+        })
     }
 
     /// Compares an evaluation after the last step with the best evaluation so far, and returns whether it is better.
