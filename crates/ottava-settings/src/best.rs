@@ -65,3 +65,36 @@ impl RunConfig {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::tests::{SMALL, load};
+
+    #[test]
+    fn tasks_need_likelihoods_and_the_metric_of_the_sentinel_needs_evaluations() {
+        let set = |settings: &[&str]| load(SMALL, settings);
+        let tasks = "tasks=[\"words.toml\"]";
+        let best = ["load_best_model_at_end=true", "metric_for_best_model=eval_words_acc"];
+        set(&[&[tasks, "val_set_size=0", "eval_steps=5"][..], &best].concat()).unwrap();
+        let watched = ["recipe=fp8-row", "eval_steps=5", "sentinel_metric=eval_words_acc", "sentinel_policy=bf16"];
+        let config = set(&[&[tasks][..], &watched].concat()).unwrap();
+        assert_eq!(config.without_effect(), [""; 0]);
+        let unread = set(&["sentinel_metric_gap=0.5"]).unwrap().without_effect();
+        assert!(unread[0].contains("`sentinel.sentinel_metric_gap = 0.5` has no effect without"), "{unread:?}");
+        for (settings, expected) in [
+            (
+                &[&[tasks, "label_smoothing_factor=0.1"][..], &[]],
+                "`training.label_smoothing_factor` smooths the losses",
+            ),
+            (&[&[tasks, "preference.loss_type=bradley_terry"][..], &[]], "trains a reward model"),
+            (&[&["val_set_size=0", "eval_steps=5"][..], &best], "the run has no validation documents"),
+            (&[&watched[..], &["recipe=bf16"]], "nothing in FP8 to compare with BF16"),
+            (&[&watched[..], &["eval_steps=end"]], "the run evaluates only at its start and end or not at all"),
+            (&[&watched[..], &["val_set_size=0"]], "the run evaluates only at its start and end or not at all"),
+            (&[&watched[..], &["sentinel_metric_return=0.5"]], "the bound of a return is at most as large"),
+        ] {
+            let error = set(&settings.concat()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{settings:?}: {error}");
+        }
+    }
+}

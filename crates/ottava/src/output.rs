@@ -243,7 +243,7 @@ impl Progress {
         if first.is_none() {
             self.first.set(Some((Instant::now(), step)));
         }
-        if let Some(Validation { all, sets, tasks }) = &report.evaluation {
+        if let Some(Validation { all, sets, tasks, .. }) = &report.evaluation {
             let of_all = all.iter().map(|all| (String::new(), all));
             let of_sets = sets.iter().map(|(name, evaluation)| (format!("  {name}:"), evaluation));
             for (name, evaluation) in of_all.chain(of_sets) {

@@ -15,6 +15,19 @@ pub struct Evaluation {
     pub metrics: Metrics,
 }
 
+/// A metric of evaluations by the recipe and in BF16, with the same weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ComparedMetric {
+    /// The name of the metric.
+    pub metric: String,
+    /// The metric by the recipe.
+    pub by_recipe: f64,
+    /// The metric in BF16.
+    pub high: f64,
+    /// How much worse the metric is by the recipe; negative if it is better.
+    pub gap: f64,
+}
+
 /// The evaluation of a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Validation {
@@ -24,23 +37,32 @@ pub struct Validation {
     pub sets: Vec<(String, Evaluation)>,
     /// The metrics of each task, by name.
     pub tasks: Vec<(String, Vec<Measured>)>,
+    /// The metric of the sentinel, if the run has one.
+    pub compared: Option<ComparedMetric>,
 }
 
 impl Validation {
+    /// Compares `metric`, whose setting is `key`, by the recipe and in high precision. Errors as [`Validation::metric`].
+    pub fn compare(by_recipe: &Validation, high: &Validation, key: &str, metric: &str) -> Result<ComparedMetric> {
+        let ((by_recipe, better), (high, _)) = (by_recipe.metric(key, metric)?, high.metric(key, metric)?);
+        let gap = match better {
+            Better::Lower => by_recipe - high,
+            Better::Higher => high - by_recipe,
+        };
+        Ok(ComparedMetric { metric: metric.into(), by_recipe, high, gap })
+    }
+
     /// The evaluation of the only data set, which has no name.
     pub fn of_one(all: Evaluation) -> Validation {
         Validation { all: Some(all), ..Validation::default() }
     }
 
-    /// The metric of this name, and which values of it are better. Errors with [`Error::Config`] where there is none.
-    pub fn metric(&self, name: &str) -> Result<(f64, Better)> {
+    /// The metric `name`, which the setting `key` names, and which values of it are better. Errors with [`Error::Config`] where there is none.
+    pub fn metric(&self, key: &str, name: &str) -> Result<(f64, Better)> {
         let metrics = self.metrics();
         let value = metrics.get(name).and_then(Value::as_f64).ok_or_else(|| {
             let names: Vec<_> = metrics.keys().map(|name| format!("`{name}`")).collect();
-            Error::Config(format!(
-                "`evaluation.metric_for_best_model` is {name:?}; an evaluation of this run has {}",
-                names.join(", ")
-            ))
+            Error::Config(format!("`{key}` is {name:?}; an evaluation of this run has {}", names.join(", ")))
         })?;
         let is_higher =
             |(task, measured): (&str, &Measured)| name == name_of(task, measured) && measured.higher_is_better;
@@ -61,6 +83,9 @@ impl Validation {
             let stderr = measured.stderr.map(|stderr| (format!("{name}_stderr"), json!(stderr)));
             metrics.insert(name, json!(measured.value));
             metrics.extend(stderr);
+        }
+        if let Some(compared) = &self.compared {
+            metrics.insert("eval_sentinel_metric_gap".into(), json!(compared.gap));
         }
         metrics
     }
