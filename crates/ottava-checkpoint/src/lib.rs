@@ -74,7 +74,7 @@ pub use atomic::{
     latest_complete_until, remove_leftovers,
 };
 pub use backup::{Backup, Uploads};
-pub use best::Best;
+pub use best::{Best, Better};
 pub use carried::Carried;
 pub use dequantized::{DequantizedFiles, StoredScales};
 pub use live::LiveTensors;

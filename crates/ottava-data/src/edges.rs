@@ -36,6 +36,8 @@ pub(super) struct Edges {
     pub(super) stops: Vec<u32>,
     /// The token that pads rows, if a file names one.
     pub(super) padding: Option<u32>,
+    /// The token that precedes a text without a prompt when a task computes the likelihood of the text.
+    pub(super) prefix: Option<u32>,
 }
 
 impl Edges {
@@ -96,16 +98,23 @@ impl Edges {
                 true
             }
         });
-        Ok(Edges { start: start(folder, tokenizer)?, end, stops, padding: padding(folder, tokenizer)? })
+        let start = start(folder, tokenizer)?;
+        let named = |key| named_token(folder, tokenizer, key);
+        let prefix = named("bos_token")?.or_else(|| start.first().copied());
+        let prefix = match prefix {
+            None => named("eos_token")?.or(end),
+            prefix => prefix,
+        };
+        Ok(Edges { start, end, stops, padding: named("pad_token")?, prefix })
     }
 }
 
-/// Returns the `pad_token` of `tokenizer_config.json`.
-fn padding(folder: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+/// Returns the token that `key` of `tokenizer_config.json` names.
+fn named_token(folder: &Path, tokenizer: &Tokenizer, key: &str) -> Result<Option<u32>> {
     let path = folder.join("tokenizer_config.json");
-    match read_json(&path)?.get("pad_token") {
+    match read_json(&path)?.get(key) {
         None | Some(Value::Null) => Ok(None),
-        // A padding token may be missing in the tokenizer's file, unlike other tokens, because only reward models read it.
+        // Such a token may be missing in the tokenizer's file, unlike tokens at edges, because few commands read it.
         Some(value) => Ok(special_id(value, tokenizer).ok()),
     }
 }

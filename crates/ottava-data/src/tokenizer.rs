@@ -268,6 +268,12 @@ impl Tokenizer {
         self.edges.padding.or(self.edges.end)
     }
 
+    /// Returns the token that precedes a text without a prompt when a task computes the likelihood of the text: `bos_token` of `tokenizer_config.json`, else the
+    /// first token of a document, else `eos_token`, as in lm-evaluation-harness.
+    pub fn prefix_id(&self) -> Option<u32> {
+        self.edges.prefix
+    }
+
     /// Returns a sentence that names the tokens that begin and end a document, and the tokens that end a generated text.
     pub fn describe_edges(&self) -> String {
         let name = |&id: &u32| format!("{} ({id})", self.inner.id_to_token(id).unwrap_or_default());

@@ -23,6 +23,8 @@ pub(crate) struct Rendering<'t> {
     scope: usize,
     pub(crate) objects: Vec<Object<'t>>,
     pub(crate) out: String,
+    /// Whether an undefined value that is used is an error.
+    pub(crate) is_strict: bool,
     depth: usize,
 }
 
@@ -71,7 +73,7 @@ impl<'t> Rendering<'t> {
         // Variables that the template sets are in a separate scope.
         let scopes = vec![Scope { names, ..Scope::default() }, Scope { parent: Some(0), ..Scope::default() }];
         let (objects, out) = (Vec::new(), String::new());
-        Rendering { limits, clock, scopes, scope: 1, objects, out, depth: 0 }
+        Rendering { limits, clock, scopes, scope: 1, objects, out, is_strict: false, depth: 0 }
     }
 
     /// Renders a whole template.
@@ -161,6 +163,21 @@ impl<'t> Rendering<'t> {
         }
     }
 
+    /// Evaluates an expression whose value is used. Errors for an undefined value if the rendering is strict.
+    pub(crate) fn evaluate_used(&mut self, expression: &'t Expression) -> Result<Value> {
+        let value = self.evaluate(expression)?;
+        self.expect_defined(&value)?;
+        Ok(value)
+    }
+
+    /// Errors for an undefined value if the rendering is strict.
+    pub(crate) fn expect_defined(&self, value: &Value) -> Result<()> {
+        match value {
+            Value::Undefined(why) if self.is_strict => fail(why.to_string()),
+            _ => Ok(()),
+        }
+    }
+
     /// Dispatches to small functions, because the stack has the frames of all enclosing expressions.
     fn compound(&mut self, kind: &'t ExpressionKind) -> Result<Value> {
         match kind {
@@ -171,7 +188,7 @@ impl<'t> Rendering<'t> {
             ExpressionKind::Condition(test, then, otherwise) => self.condition(test, then, otherwise.as_deref()),
             ExpressionKind::And(left, right) => self.either(left, right, false),
             ExpressionKind::Or(left, right) => self.either(left, right, true),
-            ExpressionKind::Not(value) => self.evaluate(value).map(|value| Value::Bool(!value.is_true())),
+            ExpressionKind::Not(value) => self.evaluate_used(value).map(|value| Value::Bool(!value.is_true())),
             ExpressionKind::Compare(first, others) => self.compare(first, others),
             ExpressionKind::Binary(op, left, right) => self.binary(op, left, right),
             ExpressionKind::Concatenation(parts) => self.concatenation(parts),
@@ -197,7 +214,7 @@ impl<'t> Rendering<'t> {
         then: &'t Expression,
         otherwise: Option<&'t Expression>,
     ) -> Result<Value> {
-        match (self.evaluate(test)?.is_true(), otherwise) {
+        match (self.evaluate_used(test)?.is_true(), otherwise) {
             (true, _) => self.evaluate(then),
             (false, Some(otherwise)) => self.evaluate(otherwise),
             (false, None) => {
@@ -208,7 +225,7 @@ impl<'t> Rendering<'t> {
 
     /// Evaluates `left and right` or `left or right`: returns `left` if its truth equals `decides`, else `right`.
     fn either(&mut self, left: &'t Expression, right: &'t Expression, decides: bool) -> Result<Value> {
-        let left = self.evaluate(left)?;
+        let left = self.evaluate_used(left)?;
         if left.is_true() == decides { Ok(left) } else { self.evaluate(right) }
     }
 
@@ -220,6 +237,7 @@ impl<'t> Rendering<'t> {
 
     fn concatenation(&mut self, parts: &'t [Expression]) -> Result<Value> {
         let parts = self.all(parts)?;
+        parts.iter().try_for_each(|part| self.expect_defined(part))?;
         ops::concatenate(&parts, &self.limits)
     }
 
@@ -249,7 +267,8 @@ impl<'t> Rendering<'t> {
     }
 
     fn filtered(&mut self, value: &'t Expression, filter: &'t FilterCall) -> Result<Value> {
-        let value = self.evaluate(value)?;
+        let takes_undefined = matches!(&*filter.name, "default" | "d");
+        let value = if takes_undefined { self.evaluate(value)? } else { self.evaluate_used(value)? };
         let arguments = self.arguments(&filter.arguments)?;
         self.filter(&filter.name, &value, &arguments).map_err(|failure| failure.at(filter.line))
     }

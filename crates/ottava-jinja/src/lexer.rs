@@ -1,4 +1,4 @@
-//! Splits a template into tokens. White space around tags is treated like in Jinja (`trim_blocks`, `lstrip_blocks`).
+//! Splits a template into tokens. White space around tags is treated like in Jinja: with `trim_blocks` and `lstrip_blocks`, or without them.
 
 use std::sync::Arc;
 
@@ -37,11 +37,21 @@ const OPERATORS: [&str; 26] = [
     ":", "|", ",", ";",
 ];
 
+/// The treatment of white space around blocks and comments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whitespace {
+    /// `trim_blocks` and `lstrip_blocks`. The last newline of the template is dropped.
+    Trimmed,
+    /// White space stays, with the last newline (`keep_trailing_newline`).
+    Kept,
+}
+
 /// Returns the tokens of `source`.
-pub(crate) fn tokens(source: &str) -> Result<Vec<Token>> {
+pub(crate) fn tokens(source: &str, whitespace: Whitespace) -> Result<Vec<Token>> {
     let source = source.replace("\r\n", "\n").replace('\r', "\n");
-    let source = source.strip_suffix('\n').unwrap_or(&source);
-    let mut lexer = Lexer { rest: source, line: 1, at_line_start: true, tokens: Vec::new() };
+    let trims = whitespace == Whitespace::Trimmed;
+    let source = source.strip_suffix('\n').filter(|_| trims).unwrap_or(&source);
+    let mut lexer = Lexer { rest: source, line: 1, at_line_start: true, trims, tokens: Vec::new() };
     while lexer.tag()? {}
     let rest = lexer.rest;
     lexer.data(rest);
@@ -54,6 +64,8 @@ struct Lexer<'a> {
     line: usize,
     /// Whether the text up to this position ends with a newline.
     at_line_start: bool,
+    /// Whether blocks and comments remove white space without a sign.
+    trims: bool,
     tokens: Vec<Token>,
 }
 
@@ -88,7 +100,7 @@ impl<'a> Lexer<'a> {
         let Some(at) = starts.next() else { return Ok(false) };
         let (text, tag) = self.rest.split_at(at);
         let (kind, sign) = (tag.as_bytes()[1], tag[2..].chars().next().filter(|c| matches!(c, '-' | '+')));
-        let text = before_tag(text, sign, kind != b'{', self.at_line_start);
+        let text = before_tag(text, sign, kind != b'{' && self.trims, self.at_line_start);
         self.data(text);
         let raw = if kind == b'%' { raw_begin(tag) } else { None };
         self.skip(at + raw.unwrap_or(2 + sign.map_or(0, char::len_utf8)));
@@ -114,7 +126,7 @@ impl<'a> Lexer<'a> {
         let bytes = match sign {
             Some('-') => self.rest.len() - trim_start(self.rest).len(),
             Some('+') => 0,
-            _ => usize::from(trims_newline && self.rest.starts_with('\n')),
+            _ => usize::from(trims_newline && self.trims && self.rest.starts_with('\n')),
         };
         if bytes > 0 {
             self.skip(bytes);
@@ -125,7 +137,7 @@ impl<'a> Lexer<'a> {
     fn raw(&mut self) -> Result<()> {
         let ends = self.rest.match_indices("{%").find_map(|(at, _)| Some((at, raw_end(&self.rest[at..])?)));
         let Some((at, (sign, length, last))) = ends else { return self.fail("`{% raw %}` has no `{% endraw %}`") };
-        let text = before_tag(&self.rest[..at], sign, true, self.at_line_start);
+        let text = before_tag(&self.rest[..at], sign, self.trims, self.at_line_start);
         self.data(text);
         self.skip(at + length);
         self.after_tag(last, true);

@@ -64,7 +64,7 @@ impl<'t> Rendering<'t> {
     }
 
     fn print(&mut self, value: &'t Expression) -> Result<()> {
-        let value = self.evaluate(value)?;
+        let value = self.evaluate_used(value)?;
         self.emit_value(&value)
     }
 
@@ -79,7 +79,7 @@ impl<'t> Rendering<'t> {
         otherwise: &'t [Statement],
     ) -> Result<Flow> {
         for (test, body) in branches {
-            if self.evaluate(test)?.is_true() {
+            if self.evaluate_used(test)?.is_true() {
                 return self.statements(body);
             }
         }
@@ -87,7 +87,7 @@ impl<'t> Rendering<'t> {
     }
 
     fn start_loop(&mut self, statement: &'t For) -> Result<()> {
-        let items = self.evaluate(&statement.items)?;
+        let items = self.evaluate_used(&statement.items)?;
         self.for_loop(statement, &items, 0, self.current_scope())
     }
 

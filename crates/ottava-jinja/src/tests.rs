@@ -6,7 +6,7 @@ fn render(source: &str) -> Result<String, String> {
     let template = Template::parse(source).map_err(|failure| failure.to_string())?;
     // The limits of a run would take seconds to reach in a test build, so these limits are smaller.
     let rendering = Rendering::new(Vec::new(), Clock::Fixed, Limits::new(200_000, 4 << 20));
-    rendering.run(&template.0.body).map_err(|failure| failure.to_string())
+    rendering.run(&template.parsed.body).map_err(|failure| failure.to_string())
 }
 
 #[test]
@@ -126,5 +126,36 @@ fn templates_that_look_into_content_take_parts() {
         ("{% for m in messages %}{{ m.content[1:] }}{% endfor %}", false),
     ] {
         assert_eq!(Template::parse(source).unwrap().takes_parts(), expected, "{source}");
+    }
+}
+
+/// Expected values from jinja2 3.1 with `Environment(undefined=StrictUndefined, keep_trailing_newline=True)`.
+#[test]
+fn strict_templates_keep_white_space_and_refuse_undefined_values() {
+    let render = |source: &str| {
+        let template = Template::parse_strict(source).map_err(|failure| failure.to_string())?;
+        template.render(vec![("a".into(), Value::text("x"))], Clock::Fixed).map_err(|failure| failure.to_string())
+    };
+    for (source, expected) in [
+        ("{{ a }}\n", "x\n"),
+        ("  {% if a %}\n{{ a }}\n  {% endif %}\n", "  \nx\n  \n"),
+        ("{# c #}\n{{ a }}", "\nx"),
+        ("{%- if a -%}\n{{ a }} {% endif %}", "x "),
+        ("{% raw %}\n{{ a }}{% endraw %}\n", "\n{{ a }}\n"),
+        ("{{ b|default('y') }}{{ b is defined }}", "yFalse"),
+    ] {
+        assert_eq!(render(source).as_deref(), Ok(expected), "{source}");
+    }
+    for source in [
+        "{{ b }}",
+        "{{ b|upper }}",
+        "{{ a ~ b }}",
+        "{% if b %}{% endif %}",
+        "{{ 1 if b else 2 }}",
+        "{{ not b }}",
+        "{{ b or a }}",
+        "{% for c in b %}{% endfor %}",
+    ] {
+        assert_eq!(render(source).unwrap_err(), "'b' is undefined (line 1)", "{source}");
     }
 }

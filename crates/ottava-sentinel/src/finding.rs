@@ -29,6 +29,15 @@ impl Bounds {
     }
 }
 
+/// The bounds of a metric of evaluations. They differ, so that a metric near one of them does not change the precision at each evaluation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MetricBounds {
+    /// How much worse the metric may be by the recipe than in BF16.
+    pub gap: f64,
+    /// How much worse the metric may be by the recipe for a return from BF16 to the recipe.
+    pub to_return: f64,
+}
+
 /// The quantity that a finding is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -43,6 +52,8 @@ pub enum Measure {
     Slope(Quantity),
     /// The relative error of a product.
     ProductError(Quantity),
+    /// How much worse a metric of evaluations is by the recipe than in BF16.
+    MetricGap,
 }
 
 /// A number beyond its bound.
@@ -75,6 +86,7 @@ impl Display for Finding {
             Measure::Cosine => {
                 write!(f, "the gradients have a cosine of {value:.3} with those in BF16 (bound {bound})")
             }
+            Measure::MetricGap => write!(f, "the metric is worse by {value:.4} than in BF16 (bound {bound})"),
             Measure::CastError => write!(f, "the cast `{name}` has a relative error of {value:.3} (bound {bound})"),
             Measure::Slope(product) => {
                 let product = product.as_str();

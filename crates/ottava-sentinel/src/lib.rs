@@ -30,7 +30,8 @@
 //! A `Probe` (`scaling/probe.rs`) collects the sums on the device, and all ranks add their sums. The `Observer` of a probe copies tensors for
 //! `[debug]`. `Verdict` and `SentinelState` are functions of these sums, and the observer `Comparison` (`trainer/observers/comparison.rs`) carries
 //! out the decision. `ScalingState::set_high_precision` marks the slots of a linear. From then on, its products read unquantized operands, and its
-//! casts only measure, as in a step in high precision. `TrainStep::repeat` compares two passes of the same precision. `Recommendation` and `what_if`
+//! casts only measure, as in a step in high precision. `SentinelState::decide_by_metric` decides by a metric of evaluations in both precisions
+//! (`trainer/evaluation.rs`). `TrainStep::repeat` compares two passes of the same precision. `Recommendation` and `what_if`
 //! say which linears to compute in BF16, and which error other casts would have. `RunComparison` (`report/run_comparison.rs`) finds the first
 //! difference between two runs. Tests plant faults in products with `planted.rs` of `ottava-tensor`.
 #![forbid(unsafe_code)]
@@ -47,7 +48,7 @@ mod what_if;
 
 pub use alarm::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, Spike, SpikeDetector};
 pub use cast_alarm::{CastAlarm, CastBounds, CastDetector, CastFinding, CastHistory, SeenCast};
-pub use finding::{Bounds, Finding, Measure, Verdict};
+pub use finding::{Bounds, Finding, Measure, MetricBounds, Verdict};
 pub use memory::{AlarmMemory, CountedSince, LastLine};
 pub use recommend::{Recommendation, Recommended};
 pub use rollout_alarm::{RolloutAlarm, RolloutBounds, RolloutDetector, RolloutFinding, RolloutHistory};

@@ -1,6 +1,6 @@
 //! The decisions of the sentinel: the products that a run computes in BF16 because of earlier findings.
 
-use crate::{Measure, SentinelPolicy, Verdict};
+use crate::{Finding, Measure, MetricBounds, SentinelPolicy, Verdict};
 use ottava_data::DataState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -23,6 +23,9 @@ pub struct SentinelState {
     pub high_until: u64,
     /// The number of times that the run changed to BF16.
     pub high_times: u32,
+    /// Whether all products read BF16 operands because a metric of evaluations was worse by the recipe.
+    #[serde(default)]
+    pub high_by_metric: bool,
     /// The linears that are demoted now or were demoted before.
     pub demoted: Vec<Demotion>,
     /// The number of consecutive steps, up to now, whose updates an alarm skipped.
@@ -61,6 +64,8 @@ pub enum Decision {
     Demote(Vec<String>),
     /// All products are computed in BF16.
     Bf16,
+    /// All products are computed by the recipe again.
+    Recipe,
 }
 
 /// The maximum number of times that a period is doubled.
@@ -74,7 +79,7 @@ impl SentinelState {
 
     /// Returns whether all products read BF16 operands in `step`.
     pub fn is_high_in(&self, step: u64) -> bool {
-        self.high_until > step
+        self.high_until > step || self.high_by_metric
     }
 
     /// Returns the linears that were demoted before and are computed by the recipe in `step`.
@@ -120,6 +125,33 @@ impl SentinelState {
                 if named.is_empty() { Decision::None } else { Decision::Demote(named) }
             }
         }
+    }
+
+    /// Decides what follows from an evaluation whose metric is worse by `gap` by the recipe than in BF16, and returns the finding if the gap is beyond its
+    /// bound. A metric names no linear, so the policy `Demote` computes all products in BF16 as well. They stay in BF16 until an evaluation is within the
+    /// bound of a return.
+    pub fn decide_by_metric(
+        &mut self,
+        policy: SentinelPolicy,
+        gap: f64,
+        bounds: MetricBounds,
+    ) -> (Option<Finding>, Decision) {
+        if self.high_by_metric {
+            self.high_by_metric = gap > bounds.to_return || gap.is_nan();
+            return (None, if self.high_by_metric { Decision::None } else { Decision::Recipe });
+        }
+        if gap <= bounds.gap {
+            return (None, Decision::None);
+        }
+        let decision = match policy {
+            SentinelPolicy::Report => Decision::None,
+            SentinelPolicy::Pause => Decision::Pause,
+            SentinelPolicy::Demote | SentinelPolicy::Bf16 => {
+                self.high_by_metric = true;
+                Decision::Bf16
+            }
+        };
+        (Some(Finding { tensor: None, measure: Measure::MetricGap, value: gap, bound: bounds.gap }), decision)
     }
 
     fn demote(&mut self, linear: &str, step: u64, hold: u64) {
@@ -189,6 +221,29 @@ mod tests {
         assert_eq!(decide(61, false), (Decision::None, false, true));
         assert_eq!(decide(71, true), (Decision::Bf16, true, false));
         assert!(state.is_high_in(170) && !state.is_high_in(171));
+    }
+
+    #[test]
+    fn a_metric_leaves_the_recipe_above_one_bound_and_returns_below_the_other() {
+        let bounds = MetricBounds { gap: 0.1, to_return: 0.04 };
+        let mut state = SentinelState::default();
+        let mut decide = |gap: f64| {
+            let (finding, decision) = state.decide_by_metric(SentinelPolicy::Bf16, gap, bounds);
+            (finding.map(|finding| finding.value), decision, state.is_high_in(7))
+        };
+        assert_eq!(decide(0.1), (None, Decision::None, false));
+        assert_eq!(decide(0.11), (Some(0.11), Decision::Bf16, true));
+        assert_eq!(decide(0.09), (None, Decision::None, true));
+        assert_eq!(decide(f64::NAN).1, Decision::None);
+        assert_eq!(decide(0.04), (None, Decision::Recipe, false));
+        assert_eq!(decide(0.09), (None, Decision::None, false));
+        assert_eq!(decide(f64::NAN).1, Decision::Bf16);
+        let mut paused = SentinelState::default();
+        let pause = |policy| SentinelState::default().decide_by_metric(policy, 1.0, bounds).1;
+        assert_eq!([SentinelPolicy::Report, SentinelPolicy::Pause].map(pause), [Decision::None, Decision::Pause]);
+        let (finding, _) = paused.decide_by_metric(SentinelPolicy::Pause, 1.0, bounds);
+        assert_eq!(finding.unwrap().to_string(), "the metric is worse by 1.0000 than in BF16 (bound 0.1)");
+        assert_eq!(paused, SentinelState::default());
     }
 
     #[test]

@@ -1,10 +1,30 @@
-//! Checks of a run that compares its evaluations.
+//! Checks of evaluations: of tasks, and of a run that compares its evaluations.
 
 use crate::RunConfig;
 use crate::demands::{Problems, from_zero};
 use crate::interval::Interval;
 
 impl RunConfig {
+    /// Checks the settings that change the distribution of the model. Tasks compute likelihoods of this distribution.
+    pub(super) fn check_tasks(&self, problems: &mut Problems) {
+        if self.evaluation.tasks.is_empty() {
+            return;
+        }
+        problems.demand(
+            self.training.label_smoothing_factor == 0.0 || !self.objective().properties().smooths_labels,
+            "`evaluation.tasks` computes likelihoods, and `training.label_smoothing_factor` smooths the losses of evaluations; set it to 0",
+        );
+        problems.demand(
+            !self.preference.trains_reward_model(),
+            "`evaluation.tasks` is for language models, and `preference.loss_type` trains a reward model; remove one of them",
+        );
+        let temperature = self.reinforcement.sampling.temperature;
+        problems.demand(
+            !self.reinforcement.is_on() || temperature == 1.0,
+            format!("`evaluation.tasks` computes likelihoods at temperature 1, and `reinforcement.sampling.temperature` is {temperature}; set it to 1"),
+        );
+    }
+
     /// Checks the settings that comparing evaluations needs.
     pub(super) fn check_best(&self, problems: &mut Problems) {
         let e = &self.evaluation;
@@ -17,7 +37,7 @@ impl RunConfig {
             format!("`evaluation.{key}` is set and `evaluation.eval_steps` is \"end\", which evaluates only at the start and the end; set it to the steps between evaluations"),
         );
         problems.demand(
-            self.validates(),
+            self.evaluates(),
             format!("`evaluation.{key}` is set, and the run has no validation documents; set `data.val_files` or `data.val_set_size`"),
         );
         let validated = self
@@ -29,8 +49,10 @@ impl RunConfig {
         let of_text = &["loss", "bits_per_byte"][..if self.training.label_smoothing_factor > 0.0 { 1 } else { 2 }];
         let metrics: Vec<String> =
             prefixes.flat_map(|of| of_text.iter().map(move |metric| format!("eval_{of}{metric}"))).collect();
+        // The files of tasks say which metrics a task has. The run compares the names before its first step.
+        let may_be_of_task = !e.tasks.is_empty() && e.metric_for_best_model.starts_with("eval_");
         problems.demand(
-            metrics.contains(&e.metric_for_best_model),
+            metrics.contains(&e.metric_for_best_model) || may_be_of_task,
             format!(
                 "`evaluation.metric_for_best_model` is {:?}; an evaluation of this run has {}",
                 e.metric_for_best_model,
@@ -41,5 +63,38 @@ impl RunConfig {
             from_zero(e.early_stopping_threshold),
             "`evaluation.early_stopping_threshold` must not be negative or infinite",
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tests::{SMALL, load};
+
+    #[test]
+    fn tasks_need_likelihoods_and_the_metric_of_the_sentinel_needs_evaluations() {
+        let set = |settings: &[&str]| load(SMALL, settings);
+        let tasks = "tasks=[\"words.toml\"]";
+        let best = ["load_best_model_at_end=true", "metric_for_best_model=eval_words_acc"];
+        set(&[&[tasks, "val_set_size=0", "eval_steps=5"][..], &best].concat()).unwrap();
+        let watched = ["recipe=fp8-row", "eval_steps=5", "sentinel_metric=eval_words_acc", "sentinel_policy=bf16"];
+        let config = set(&[&[tasks][..], &watched].concat()).unwrap();
+        assert_eq!(config.without_effect(), [""; 0]);
+        let unread = set(&["sentinel_metric_gap=0.5"]).unwrap().without_effect();
+        assert!(unread[0].contains("`sentinel.sentinel_metric_gap = 0.5` has no effect without"), "{unread:?}");
+        for (settings, expected) in [
+            (
+                &[&[tasks, "label_smoothing_factor=0.1"][..], &[]],
+                "`training.label_smoothing_factor` smooths the losses",
+            ),
+            (&[&[tasks, "preference.loss_type=bradley_terry"][..], &[]], "trains a reward model"),
+            (&[&["val_set_size=0", "eval_steps=5"][..], &best], "the run has no validation documents"),
+            (&[&watched[..], &["recipe=bf16"]], "nothing in FP8 to compare with BF16"),
+            (&[&watched[..], &["eval_steps=end"]], "the run evaluates only at its start and end or not at all"),
+            (&[&watched[..], &["val_set_size=0"]], "the run evaluates only at its start and end or not at all"),
+            (&[&watched[..], &["sentinel_metric_return=0.5"]], "the bound of a return is at most as large"),
+        ] {
+            let error = set(&settings.concat()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{settings:?}: {error}");
+        }
     }
 }

@@ -152,6 +152,11 @@ impl RunConfig {
         self.data.val_set_size > 0.0 || self.datasets().iter().any(|set| !set.val_files.is_empty())
     }
 
+    /// Whether evaluations have something to compute: validation documents or tasks.
+    pub fn evaluates(&self) -> bool {
+        self.validates() || !self.evaluation.tasks.is_empty()
+    }
+
     /// Checks `[[data.datasets]]`.
     pub(super) fn check_datasets(&self, problems: &mut Problems) {
         let sets = &self.data.datasets;

@@ -94,7 +94,17 @@ const EFFECTS: &[Effect] = &[
         |run| run.preference.loss_type.is_some() && run.preference.reference_free,
         "with `reference_free`, since there is no reference model",
     ),
+    unread(
+        &["sentinel.sentinel_policy"],
+        |run| run.sentinel.sentinel_steps == 0 && !run.sentinel.compares_metric(),
+        "while `sentinel_steps` is 0, without `sentinel_metric`",
+    ),
     unread(OF_SENTINEL, |run| run.sentinel.sentinel_steps == 0, "while `sentinel_steps` is 0"),
+    unread(
+        &["sentinel.sentinel_metric_gap", "sentinel.sentinel_metric_return"],
+        |run| !run.sentinel.compares_metric(),
+        "without `sentinel_metric`",
+    ),
     unread(
         &["sentinel.sentinel_sequences"],
         |run| run.sentinel.sentinel_steps == 0 && run.debug.debug_steps.is_empty(),
@@ -236,12 +246,8 @@ const OF_VALUES: &[&str] = &[
 
 const OF_PIPELINE: &[&str] = &["parallel.pipeline_schedule", "parallel.pipeline_stages"];
 
-const OF_SENTINEL: &[&str] = &[
-    "sentinel.sentinel_policy",
-    "sentinel.sentinel_hold_steps",
-    "sentinel.sentinel_loss_gap",
-    "sentinel.sentinel_cosine",
-];
+const OF_SENTINEL: &[&str] =
+    &["sentinel.sentinel_hold_steps", "sentinel.sentinel_loss_gap", "sentinel.sentinel_cosine"];
 
 const OF_ROLLBACKS: &[&str] = &["alarms.rollback.rollback_steps", "alarms.rollback.max_rollbacks"];
 

@@ -4,6 +4,7 @@ use crate::auto;
 use crate::interval::Interval;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// The `[evaluation]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -11,15 +12,18 @@ use serde::{Deserialize, Serialize};
 pub struct EvaluationConfig {
     /// Steps between evaluations; "end" evaluates only at the start and the end.
     pub eval_steps: Interval,
+    /// Files of tasks that each evaluation computes besides the validation loss, such as ["tasks/words.toml"] (docs/tasks.md). metrics.jsonl gets
+    /// eval_TASK_METRIC for each task and metric.
+    pub tasks: Vec<PathBuf>,
     /// Whether each evaluation that is better than all earlier evaluations saves a checkpoint, whatever save_steps is. The best checkpoint
     /// is then kept, whatever save_total_limit is, and samples after the run are generated with it.
     pub load_best_model_at_end: bool,
-    /// The metric that decides which checkpoint is the best (lower is better): eval_loss or eval_bits_per_byte, or for the data set NAME
-    /// eval_NAME_loss or eval_NAME_bits_per_byte.
+    /// The metric that decides which checkpoint is the best: eval_loss or eval_bits_per_byte, for the data set NAME eval_NAME_loss or
+    /// eval_NAME_bits_per_byte, or for a task eval_TASK_METRIC. Lower values are better, except of acc, acc_norm, acc_bytes and exact_match of tasks.
     pub metric_for_best_model: String,
     /// The run ends after this many evaluations in a row without improvement; 0 turns early stopping off.
     pub early_stopping_patience: u64,
-    /// An evaluation is an improvement if its metric is lower than the lowest earlier value by more than this amount.
+    /// An evaluation is an improvement if its metric is better than the best earlier value by more than this amount.
     pub early_stopping_threshold: f64,
     /// Completions that reinforcement learning draws of each held-out prompt, besides the most likely completion; with n completions, the
     /// evaluation reports eval_pass@k for each power of two k up to n. 0 draws only the most likely completion.
@@ -85,6 +89,7 @@ impl Default for EvaluationConfig {
     fn default() -> EvaluationConfig {
         EvaluationConfig {
             eval_steps: Interval::End,
+            tasks: Vec::new(),
             load_best_model_at_end: false,
             metric_for_best_model: "eval_loss".into(),
             early_stopping_patience: 0,

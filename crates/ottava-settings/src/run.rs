@@ -249,7 +249,8 @@ impl RunConfig {
     /// Whether the run may compute passes in the compute type (`high_precision_steps`, sentinel, debug steps). If so, weights are stored or gathered
     /// in the compute type as well as in FP8.
     pub fn needs_values(&self) -> bool {
-        !self.precision.exceptions.high_precision_steps.is_empty() || self.compares_precisions()
+        let has_high_steps = !self.precision.exceptions.high_precision_steps.is_empty();
+        has_high_steps || self.compares_precisions() || self.sentinel.compares_metric()
     }
 
     /// Whether layers draw random numbers in training.

@@ -1,6 +1,6 @@
 //! The table `[sentinel]`.
 
-use ottava_sentinel::{Bounds, SentinelPolicy};
+use ottava_sentinel::{Bounds, MetricBounds, SentinelPolicy};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,13 @@ pub struct SentinelConfig {
     pub sentinel_loss_gap: f64,
     /// The cosine between the gradients in FP8 and BF16 below which a comparison is a finding.
     pub sentinel_cosine: f64,
+    /// A metric that each evaluation computes both in FP8 and in BF16, with the same weights, such as eval_loss or eval_words_acc of the task words;
+    /// "" computes none. "demote" and "bf16" then compute all linears in BF16, until the difference is at most sentinel_metric_return.
+    pub sentinel_metric: String,
+    /// How much worse sentinel_metric may be in FP8 than in BF16; a larger difference is a finding.
+    pub sentinel_metric_gap: f64,
+    /// How much worse sentinel_metric may be in FP8 for a return to FP8, at most sentinel_metric_gap.
+    pub sentinel_metric_return: f64,
     /// Steps between checks for unreliable hardware, beginning with the first step; 0 never checks. A check computes the first micro-batch
     /// of a step twice, and the run ends with an error if any bit differs. On a GPU, backward is checked only with precision.deterministic.
     pub repeat_steps: u64,
@@ -36,6 +43,9 @@ impl Default for SentinelConfig {
             sentinel_hold_steps: 1000,
             sentinel_loss_gap: 0.05,
             sentinel_cosine: 0.8,
+            sentinel_metric: String::new(),
+            sentinel_metric_gap: 0.02,
+            sentinel_metric_return: 0.01,
             repeat_steps: 0,
         }
     }
@@ -58,6 +68,16 @@ impl SentinelConfig {
             0 => step,
             steps => step - step.saturating_sub(1) % steps,
         }
+    }
+
+    /// Whether evaluations compute a metric in FP8 and in BF16.
+    pub fn compares_metric(&self) -> bool {
+        !self.sentinel_metric.is_empty()
+    }
+
+    /// Returns the bounds of the metric of evaluations.
+    pub fn metric_bounds(&self) -> MetricBounds {
+        MetricBounds { gap: self.sentinel_metric_gap, to_return: self.sentinel_metric_return }
     }
 
     /// Returns the bounds beyond which a comparison is a finding.

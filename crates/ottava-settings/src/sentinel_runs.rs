@@ -2,6 +2,7 @@
 
 use crate::RunConfig;
 use crate::demands::Problems;
+use crate::interval::Interval;
 use ottava_recipe::RecipeName;
 
 impl RunConfig {
@@ -29,6 +30,26 @@ impl RunConfig {
             self.debug.debug_steps.is_empty() || compares_passes,
             "`debug.debug_steps` is set, and tensors of losses of preferences are not recorded; leave it empty",
         );
+        if s.compares_metric() {
+            problems.demand(
+                self.precision.recipes().any(|recipe| RecipeName::FP8.contains(&recipe)),
+                format!(
+                    "`sentinel.sentinel_metric` is set, and recipe {} has nothing in FP8 to compare with BF16; remove it, or choose an FP8 recipe",
+                    self.precision.recipe.as_str()
+                ),
+            );
+            problems.demand(
+                self.evaluates() && self.evaluation.eval_steps != Interval::End,
+                "`sentinel.sentinel_metric` is set, and the run evaluates only at its start and end or not at all; set `evaluation.eval_steps` to a number of steps, and `evaluation.tasks`, `data.val_files` or `data.val_set_size`",
+            );
+            problems.demand(
+                s.sentinel_metric_gap > 0.0 && s.sentinel_metric_return <= s.sentinel_metric_gap,
+                format!(
+                    "`sentinel.sentinel_metric_gap` is {} and `sentinel_metric_return` {}; the gap is above 0, and the bound of a return is at most as large",
+                    s.sentinel_metric_gap, s.sentinel_metric_return
+                ),
+            );
+        }
         let rows = self.training.per_device_train_batch_size;
         problems.demand(
             (1..=rows).contains(&s.sentinel_sequences),

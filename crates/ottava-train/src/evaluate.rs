@@ -6,10 +6,11 @@ use ottava_common::interrupt;
 use ottava_data::Batch;
 use ottava_models::Decoder;
 use ottava_parallel::{Partition, Ranks};
+use ottava_recipe::context::Sequences;
 use ottava_recipe::mode::{Pass, StepPrecision};
-use ottava_tensor::QuantizedTensor;
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::IGNORE_INDEX;
+use ottava_tensor::{QuantizedTensor, Tensor};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::sync::atomic::Ordering;
@@ -57,8 +58,8 @@ impl TextLoss {
 /// Evaluates all `batches` in `precision`. The batches are `bytes` bytes of text. After each round, calls `progress` with the number of tokens
 /// predicted so far.
 ///
-/// All ranks of `partition` call it with the same batches. In each round, a rank evaluates one batch for each rank of its pipeline. All ranks get
-/// the same result. Since losses are summed in the order of the batches, the result does not depend on the number of ranks.
+/// All ranks of `partition` call it with the same batches, and get the same result. Since losses are summed in the order of the batches, the result
+/// does not depend on the number of ranks.
 ///
 /// Errors with [`Error::NonFinite`] if the loss is infinite or NaN. Errors with [`Error::Cancelled`] on all ranks after a request to any of them to
 /// stop.
@@ -70,12 +71,58 @@ pub fn evaluate(
     partition: &Partition,
     progress: &mut dyn FnMut(u64),
 ) -> Result<TextLoss> {
+    // The sum of the losses and the number of targets of each batch.
+    let numbers = |losses: Option<&Tensor>, sequences: &Sequences, batch: &Batch| {
+        let own = sequences.own(&batch.targets);
+        let targets = own.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64;
+        // Ranks without the last stage compute no losses.
+        Ok(vec![losses.map(total).transpose()?.unwrap_or(0.0), targets])
+    };
+    let (mut sum, mut tokens) = (0.0, 0.0);
+    for_each_round(model, batches, precision, partition, &numbers, &mut |of_turns| {
+        for of_ranks in of_turns {
+            let add = |(loss, targets), told: &Vec<f64>| (loss + told[0], targets + told[1]);
+            let (loss, targets) = of_ranks.iter().fold((0.0, 0.0), add);
+            (sum, tokens) = (sum + loss, tokens + targets);
+        }
+        progress(tokens as u64);
+    })?;
+    let is_likelihood = model.config().head.label_smoothing == 0.0;
+    let evaluation = TextLoss::of_sum(sum, tokens as u64, bytes, is_likelihood);
+    match evaluation.loss.is_finite() {
+        true => Ok(evaluation),
+        false => Err(Error::NonFinite(format!(
+            "the loss of the text is {}: the model's weights or activations are not finite",
+            evaluation.loss
+        ))),
+    }
+}
+
+/// Makes the numbers of a batch from the losses of this rank's tokens, which ranks without the last stage of the model do not have.
+pub type NumbersOfBatch<'f> = dyn Fn(Option<&Tensor>, &Sequences, &Batch) -> Result<Vec<f64>> + 'f;
+
+/// The numbers of a batch: one list from each rank that divides the tokens of the batch.
+pub type OfTurn = Vec<Vec<f64>>;
+
+/// Computes the losses of all `batches` in `precision`, in rounds. `numbers` makes equally many numbers of each batch. After each round, `add` receives
+/// the numbers of its batches, in their order.
+///
+/// All ranks of `partition` call it with the same batches. In each round, a rank evaluates one batch for each rank of its pipeline.
+///
+/// Errors with [`Error::Cancelled`] on all ranks after a request to any of them to stop.
+pub fn for_each_round(
+    model: &mut Decoder,
+    batches: impl IntoIterator<Item = Result<Batch>>,
+    precision: StepPrecision,
+    partition: &Partition,
+    numbers: &NumbersOfBatch,
+    add: &mut dyn FnMut(&[OfTurn]),
+) -> Result<()> {
     let ranks = partition.ranks();
     let ((_, rounds), in_flight) = (ranks.rows(), ranks.pipeline().size());
     // Tensor ranks gather the codes of their tokens, and the products need a multiple of `PAD` tokens per rank.
     let (tensor, sequence) = (ranks.place(Axis::Tensor), ranks.place(Axis::Context));
     let multiple = if tensor.is_divided() { tensor.ranks * sequence.ranks * QuantizedTensor::PAD } else { 1 };
-    let (mut sum, mut tokens) = (0.0, 0.0);
     let mut batches = batches.into_iter().peekable();
     loop {
         let mut turns: Vec<Batch> = Vec::new();
@@ -91,39 +138,19 @@ pub fn evaluate(
             turns.push(batch?);
         }
         if turns.is_empty() {
-            break;
+            return Ok(());
         }
-        // The sum of the losses and the number of targets of each batch.
         let of_turns = round(ranks, &turns, in_flight, "evaluating", |mine| {
             let mine: Vec<_> = mine.iter().map(|batch| batch.padded_to(multiple)).collect();
             let micro_batches = mine.iter().map(|batch| MicroBatch::new(batch, model.device(), sequence));
             let micro_batches = micro_batches.collect::<Result<Vec<_>>>()?;
             let losses = token_losses(model, &micro_batches, Pass::Evaluation, precision, partition)?;
-            let targets = |number: usize, batch: &Batch| {
-                let own = micro_batches[number].sequences.own(&batch.targets);
-                own.iter().filter(|&&target| target != IGNORE_INDEX).count() as f64
-            };
-            // Ranks without the last stage compute no losses.
             let of_batch = |(number, batch): (usize, &Cow<Batch>)| {
-                Ok(vec![losses.get(number).map(total).transpose()?.unwrap_or(0.0), targets(number, batch)])
+                numbers(losses.get(number), &micro_batches[number].sequences, batch)
             };
             mine.iter().enumerate().map(of_batch).collect()
         })?;
-        for of_ranks in of_turns {
-            let add = |(loss, targets), told: &Vec<f64>| (loss + told[0], targets + told[1]);
-            let (loss, targets) = of_ranks.iter().fold((0.0, 0.0), add);
-            (sum, tokens) = (sum + loss, tokens + targets);
-        }
-        progress(tokens as u64);
-    }
-    let is_likelihood = model.config().head.label_smoothing == 0.0;
-    let evaluation = TextLoss::of_sum(sum, tokens as u64, bytes, is_likelihood);
-    match evaluation.loss.is_finite() {
-        true => Ok(evaluation),
-        false => Err(Error::NonFinite(format!(
-            "the loss of the text is {}: the model's weights or activations are not finite",
-            evaluation.loss
-        ))),
+        add(&of_turns);
     }
 }
 

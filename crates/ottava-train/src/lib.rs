@@ -46,4 +46,5 @@ pub mod plan;
 pub mod report;
 pub mod run;
 pub mod step;
+pub mod tasks;
 pub mod trainer;

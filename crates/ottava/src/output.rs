@@ -243,12 +243,17 @@ impl Progress {
         if first.is_none() {
             self.first.set(Some((Instant::now(), step)));
         }
-        if let Some(Validation { all, sets }) = &report.evaluation {
-            let of_all = [(String::new(), all)].into_iter();
+        if let Some(Validation { all, sets, tasks, .. }) = &report.evaluation {
+            let of_all = all.iter().map(|all| (String::new(), all));
             let of_sets = sets.iter().map(|(name, evaluation)| (format!("  {name}:"), evaluation));
             for (name, evaluation) in of_all.chain(of_sets) {
                 let (step, words) = (report.step, &evaluation.metrics.words);
                 self.line(&format!("step {step}{name}  validation loss {:.4}  {words}", evaluation.loss));
+            }
+            for (name, metrics) in tasks {
+                let words: Vec<_> =
+                    metrics.iter().map(|metric| format!("{} {:.4}", metric.name, metric.value)).collect();
+                self.line(&format!("step {}  {name}: {}", report.step, words.join("  ")));
             }
         }
         for Saved { step, path, paused, took } in &report.saved {

@@ -192,20 +192,22 @@ impl Scales {
         self.slots[slot.0].1.granularity == Granularity::PerTensor
     }
 
+    /// Returns whether the codes of a row depend on other rows of its tensor: some cast has one scale per tensor, from the tensor's own amax.
+    pub fn depend_on_other_rows(&self) -> bool {
+        let is_known = |delayed: &Delayed| delayed.updates > 0 || delayed.first_step == FirstStep::Unscaled;
+        let is_own = !self.delayed.as_ref().is_some_and(is_known);
+        is_own && self.slots.iter().any(|(_, cast)| cast.granularity == Granularity::PerTensor)
+    }
+
     /// Implements [`ScalingState::scale_rows`](super::ScalingState::scale_rows).
     pub(super) fn scale_rows(&mut self) -> bool {
-        let is_known = |delayed: &Delayed| delayed.updates > 0 || delayed.first_step == FirstStep::Unscaled;
-        if self.delayed.as_ref().is_some_and(is_known) {
-            return false;
-        }
-        let mut any = false;
-        for (_, cast) in self.slots.iter_mut().filter(|(_, cast)| cast.granularity == Granularity::PerTensor) {
+        let any = self.depend_on_other_rows();
+        for (_, cast) in self.slots.iter_mut().filter(|(_, cast)| any && cast.granularity == Granularity::PerTensor) {
             let how = match cast.scaling {
                 Scaling::Current(how) => how,
                 Scaling::Delayed { .. } => CurrentScaling::default(),
             };
             *cast = Cast { granularity: Granularity::PerRow, scaling: Scaling::Current(how), ..*cast };
-            any = true;
         }
         any
     }

@@ -159,7 +159,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("warmup_ratio = 0.0", ""),
             ("mix_strategy = \"concat\"", "refused: [[data.datasets]]"),
             ("interleave_probs = \"0.5,0.5\"", "refused: [[data.datasets]]"),
-            ("greater_is_better = true", "refused: better if they are lower"),
+            ("greater_is_better = true", "needless: higher or lower values are better"),
             ("metric_for_best_model = \"loss\"", "evaluation.metric_for_best_model = \"eval_loss\""),
             ("group_by_length = true", "refused: `packing = \"bfd\"`"),
             ("loss_type = \"aot_pair\"", "preference.loss_type = \"aot_unpaired\""),

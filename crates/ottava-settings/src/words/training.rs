@@ -67,7 +67,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     ("keep_latest_k", Is("checkpoint.save_total_limit")),
     ("metric_for_best_model", Values("evaluation.metric_for_best_model", &[("loss", As("\"eval_loss\""))])),
-    ("greater_is_better", Only(&["false"], "all metrics of an evaluation are better if they are lower")),
+    ("greater_is_better", Needless("the metric says whether higher or lower values are better")),
     ("early_stopping_steps", Is("evaluation.early_stopping_patience")),
     (
         "save_only_model",

@@ -98,8 +98,11 @@ impl Rows for Documents {
         }
         Ok(match all.as_slice() {
             [] => None,
-            [(one, _)] => Some(Validation { all: evaluation(one), sets }),
-            all => Some(Validation { all: evaluation(&TextLoss::of_all(all)), sets }),
+            [(one, _)] => Some(Validation { all: Some(evaluation(one)), sets, ..Validation::default() }),
+            all => {
+                let all = Some(evaluation(&TextLoss::of_all(all)));
+                Some(Validation { all, sets, ..Validation::default() })
+            }
         })
     }
 }

@@ -3,6 +3,7 @@
 use crate::phase::{Check, Passes, Phase};
 use crate::run::Run;
 use crate::step::{Loss, MicroBatch, NextTokenLoss, token_losses};
+use crate::tasks::evaluation_passes;
 use ottava_checkpoint::{Contents, RandomWeights};
 use ottava_common::error::Result;
 use ottava_common::limits;
@@ -219,7 +220,10 @@ impl DryRun {
         let (place, sums) = (run.step.partition().ranks().place(Axis::Context), real_type(run.model.recipe().compute));
         let other = |_| held(device, [rows, seq_len], place, run.objective.loss(rows, device, sums)?);
         let _others = (distinct..micro_batches).map(other).collect::<Result<Vec<_>>>()?;
-        let passes = run.objective.passes(&config.run);
+        let mut passes = run.objective.passes(&config.run);
+        if !passes.iter().any(|passes| passes.phase == Phase::Evaluation) {
+            passes.extend(evaluation_passes(&config.run));
+        }
         drop(build);
         let build = tracker.take_peak();
         let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 2] };
@@ -252,7 +256,7 @@ fn precisions(config: &RunConfig) -> Vec<StepPrecision> {
     let s = &config.sentinel;
     let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
     let some_are_high =
-        !config.precision.exceptions.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high);
+        !config.precision.exceptions.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high) || s.compares_metric();
     [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)].into_iter().flatten().collect()
 }
 

@@ -14,6 +14,7 @@ use super::start::{
 };
 use crate::plan::ResolvedRun;
 use crate::run::Run;
+use crate::tasks::RunTasks;
 use ottava_checkpoint::{Contents, Progress, Saver};
 use ottava_common::error::Result;
 use ottava_common::interrupt;
@@ -86,6 +87,8 @@ impl Trainer {
         let folder = &config.output_dir;
         let mut progress = first_progress(&environment, resumed.as_ref())?;
         let (rows, max_steps) = open_rows(&environment, &progress, resumed.as_ref())?;
+        let tasks = RunTasks::open(config, &environment.inputs.tokenizer);
+        let tasks = ranks.together("the tasks of the run", tasks)?;
         let run = restored_run(&environment, resumed.as_ref());
         let mut run = ranks.together("the model", run)?;
         expect_equal_weights(&run, ranks)?;
@@ -112,7 +115,8 @@ impl Trainer {
         progress.scaling_slots = run.step.partition().cast_names(&run.model);
         let observers = Observers::new(config, &progress.alarms, &casts);
         let schedule = config.schedule(max_steps);
-        Ok(Trainer { outputs, run: CurrentRun::new(run), schedule, rows, progress, observers, environment })
+        let run = CurrentRun::new(run);
+        Ok(Trainer { outputs, run, schedule, rows, tasks, progress, observers, environment })
     }
 }
 

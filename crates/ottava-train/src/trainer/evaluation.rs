@@ -2,12 +2,22 @@
 
 use super::Trainer;
 use super::current_run::precision_of;
+use super::environment::Environment;
 use super::step_in_progress::StepInProgress;
-use crate::objective::Validation;
+use crate::objective::{ComparedMetric, Validation};
 use crate::run::Run;
 use ottava_checkpoint::Best;
 use ottava_common::error::{Error, Result};
-use serde_json::Map;
+use ottava_recipe::mode::StepPrecision;
+use ottava_sentinel::Decision;
+use serde_json::{Map, json};
+
+/// The settings that name a metric.
+const BEST: &str = "evaluation.metric_for_best_model";
+const OF_SENTINEL: &str = "sentinel.sentinel_metric";
+
+/// Why an evaluation in another precision has a result.
+const EVALUATED: &str = "the same rows and tasks were evaluated";
 
 impl Trainer {
     /// Evaluates a new run before its first step. Also evaluates a resumed run whose last evaluation a signal interrupted.
@@ -16,16 +26,18 @@ impl Trainer {
             let evaluation = self.evaluate()?;
             if let Some(evaluation) = &evaluation {
                 self.outputs.append(0, Map::new(), Some(evaluation))?;
+                self.judge(evaluation)?;
                 let e = &self.environment.config.evaluation;
                 if e.compares() {
                     // Finds an unknown name of a metric before the first step.
-                    evaluation.metric(&e.metric_for_best_model)?;
+                    evaluation.metric(BEST, &e.metric_for_best_model)?;
                 }
             }
         }
         if let Some(values) = self.progress.pending.clone() {
             let evaluation = self.evaluate()?;
             self.outputs.append(self.progress.step, values, evaluation.as_ref())?;
+            evaluation.as_ref().map_or(Ok(()), |evaluation| self.judge(evaluation))?;
             self.compare(evaluation.as_ref())?;
             self.progress.pending = None;
         }
@@ -43,6 +55,7 @@ impl Trainer {
             evaluation => {
                 current.report.evaluation = evaluation?;
                 self.outputs.append(step, values, current.report.evaluation.as_ref())?;
+                current.report.evaluation.as_ref().map_or(Ok(()), |evaluation| self.judge(evaluation))?;
                 current.is_best = self.compare(current.report.evaluation.as_ref())? && keeps_best;
             }
         }
@@ -61,12 +74,78 @@ impl Trainer {
         self.progress.step >= self.schedule.max_steps
     }
 
-    /// Computes loss and metrics of the held-out rows, in the precision of the last step. All ranks compute them together. Returns `None` without
-    /// held-out rows.
+    /// Evaluates in the precision of the last step. For the metric of the sentinel, also evaluates in the other precision.
     fn evaluate(&mut self) -> Result<Option<Validation>> {
-        let precision = precision_of(self.progress.step, &self.progress.sentinel, &self.environment.config);
-        let Run { model, step, .. } = &mut *self.run;
-        self.rows.evaluate(model, step, precision)
+        let config = &self.environment.config;
+        let precision = precision_of(self.progress.step, &self.progress.sentinel, config);
+        let metric = config.sentinel.sentinel_metric.clone();
+        let Some(mut own) = self.evaluate_in(precision)? else { return Ok(None) };
+        if metric.is_empty() {
+            return Ok(Some(own));
+        }
+        let compared = match precision {
+            StepPrecision::Recipe => {
+                let high = self.evaluate_in(StepPrecision::High)?.expect(EVALUATED);
+                Validation::compare(&own, &high, OF_SENTINEL, &metric)?
+            }
+            StepPrecision::High => {
+                let by_recipe = self.evaluate_in(StepPrecision::Recipe)?.expect(EVALUATED);
+                Validation::compare(&by_recipe, &own, OF_SENTINEL, &metric)?
+            }
+        };
+        own.compared = Some(compared);
+        Ok(Some(own))
+    }
+
+    /// Decides by the metric of the sentinel in `evaluation`, after the last step, which precision later steps have.
+    fn judge(&mut self, evaluation: &Validation) -> Result<()> {
+        let Some(compared) = &evaluation.compared else { return Ok(()) };
+        let Environment { config, ranks, .. } = &self.environment;
+        let (step, sentinel) = (self.progress.step, &config.sentinel);
+        let bounds = sentinel.metric_bounds();
+        let (finding, decision) =
+            self.progress.sentinel.decide_by_metric(sentinel.sentinel_policy, compared.gap, bounds);
+        let ComparedMetric { metric, by_recipe, high, gap } = compared;
+        let values = format!("{metric} is {by_recipe:.4} by the recipe, and {high:.4} in BF16");
+        let text = match (finding, &decision) {
+            (None, Decision::Recipe) => format!("{values}: all products by the recipe again"),
+            (None, _) => return Ok(()),
+            (Some(finding), Decision::Bf16) => {
+                let bound = bounds.to_return;
+                format!("{values}: {finding}; all products in BF16 until the difference is at most {bound}")
+            }
+            (Some(finding), _) => format!("{values}: {finding}"),
+        };
+        if ranks.leads() {
+            tracing::warn!("step {step}: sentinel: {text}");
+        }
+        if let Some(files) = &mut self.outputs.files {
+            let fields = [
+                ("alarm", json!("sentinel_metric")),
+                ("tensors", json!([])),
+                ("value", json!(gap)),
+                ("policy", json!(sentinel.sentinel_policy)),
+                ("text", json!(text)),
+            ];
+            files.log_alarm(&config.output_dir, step, &fields)?;
+        }
+        if decision == Decision::Pause {
+            self.observers.requests.pause = Some(text);
+        }
+        Ok(())
+    }
+
+    /// Computes loss and metrics of the held-out rows, and the metrics of tasks, in `precision`. All ranks compute them together. Returns `None` without
+    /// held-out rows and tasks.
+    fn evaluate_in(&mut self, precision: StepPrecision) -> Result<Option<Validation>> {
+        let Trainer { environment, run, rows, tasks, .. } = self;
+        let Run { model, step, .. } = &mut **run;
+        let of_rows = rows.evaluate(model, step, precision)?;
+        let of_tasks = tasks.evaluate(model, &environment.inputs.tokenizer, step.partition(), precision)?;
+        Ok(match (of_rows, of_tasks) {
+            (of_rows, tasks) if tasks.is_empty() => of_rows,
+            (of_rows, tasks) => Some(Validation { tasks, ..of_rows.unwrap_or_default() }),
+        })
     }
 
     /// Compares an evaluation after the last step with the best evaluation so far, and returns whether it is better.
@@ -74,7 +153,7 @@ impl Trainer {
         let e = &self.environment.config.evaluation;
         let Some(evaluation) = evaluation.filter(|_| e.compares()) else { return Ok(false) };
         let (metric, threshold) = (&e.metric_for_best_model, e.early_stopping_threshold);
-        let value = evaluation.metric(metric)?;
+        let value = evaluation.metric(BEST, metric)?;
         let is_best = Best::update(&mut self.progress.best, self.progress.step, metric, value, threshold);
         self.outputs.keep_best(self.progress.best.as_ref(), &self.environment.config);
         Ok(is_best)

@@ -43,6 +43,7 @@ use crate::objective::Rows;
 use crate::objective::rollout::Clients;
 use crate::phase::Phase;
 use crate::run::Run;
+use crate::tasks::RunTasks;
 use environment::Environment;
 use observers::{Observer, Observers, Watched};
 use ottava_checkpoint::Progress;
@@ -63,6 +64,7 @@ pub struct Trainer {
     pub run: CurrentRun,
     schedule: Schedule,
     rows: Box<dyn Rows>,
+    tasks: RunTasks,
     /// The state that later steps depend on, as the next checkpoint stores it. Between saves, `rows` holds the position in the data, and `observers`
     /// hold the memory of alarms.
     progress: Progress,

@@ -61,7 +61,7 @@ impl Outputs {
             let named = metrics.iter().map(|(name, value)| (name.trim_start_matches("eval_").to_string(), value));
             scalars.extend(named.filter_map(|(name, value)| tagged("eval", (&name, value))));
             values.extend(metrics);
-            self.history.eval_losses.push((step, evaluation.all.loss));
+            self.history.eval_losses.extend(evaluation.all.iter().map(|all| (step, all.loss)));
         }
         let scalars: Vec<_> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value)).collect();
         let values: Vec<(&str, Value)> = values.iter().map(|(key, value)| (key.as_str(), value.clone())).collect();

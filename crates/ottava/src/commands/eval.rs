@@ -19,8 +19,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Compute loss, perplexity and bits per byte of a model on a text, or loss and accuracy of a reward model on pairs of preferences.
+/// Compute loss, perplexity and bits per byte of a model on a text, its scores in tasks, or loss and accuracy of a reward model on pairs of preferences.
 #[derive(Args)]
+#[command(mut_arg("data", |data| data.required(false).required_unless_present("tasks")))]
 #[command(after_help = "Examples:
   ottava eval model/ --data held-out.txt
   ottava eval runs/quickstart --data held-out.txt
@@ -29,21 +30,28 @@ use std::path::PathBuf;
   ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
   ottava eval model/ --data test.txt --gpus 2
   ottava eval reward-model/ --data pairs.jsonl
+  ottava eval model/ --task tasks/words.toml --task tasks/sums.toml --output samples.jsonl
   ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
-    model: PathBuf,
+    pub(super) model: PathBuf,
     #[command(flatten)]
-    text: Text,
+    pub(super) text: Text,
+    /// A file with a task, such as questions with choices (docs/tasks.md); the option may be given several times.
+    #[arg(long = "task", value_name = "FILE", conflicts_with_all = ["data", "stride", "compare", "lines", "text_field"])]
+    pub(super) tasks: Vec<PathBuf>,
+    /// Where to write a JSON object for each item of the tasks: the item, log-likelihoods or generated text, and scores.
+    #[arg(long, value_name = "FILE", requires = "tasks")]
+    pub(super) output: Option<PathBuf>,
     /// The distance in tokens between the starts of sequences, by default --max-length. If STRIDE is smaller than --max-length, sequences overlap,
     /// and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). Chats and completions are evaluated one document
     /// at a time, so --stride is an error.
     #[arg(long, value_parser = super::count)]
     stride: Option<usize>,
     #[command(flatten)]
-    how: Inference,
+    pub(super) how: Inference,
     #[command(flatten)]
-    ranks: RankArgs,
+    pub(super) ranks: RankArgs,
     /// Evaluate in BF16 and in FP8 with dynamic scales (per token and output). If static scales (per input and weight) are known, also evaluate in
     /// FP8 with static scales. Static scales come from a run with fp8-delayed, from the folder of the model, or from --activation-scales.
     #[arg(long, conflicts_with_all = ["recipe", "adapter", "gpus", "ranks"])]
@@ -53,9 +61,10 @@ pub struct Eval {
     activation_scales: Option<PathBuf>,
     /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `max_length`; for texts also `stride` and
     /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`. For a reward model: `loss`, `accuracy`,
-    /// `margin`, `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `max_length`.
+    /// `margin`, `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `max_length`. For tasks: `results`, with `items`, metrics and their
+    /// standard errors by the name of the task, and `max_length`.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// The output of `--json`.
@@ -78,6 +87,9 @@ struct Compared {
 impl Eval {
     pub fn run(self) -> Result<()> {
         stop_on_signals("stopping")?;
+        if !self.tasks.is_empty() {
+            return self.run_tasks();
+        }
         if self.compare {
             return self.run_comparison();
         }

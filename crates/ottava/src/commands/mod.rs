@@ -13,6 +13,7 @@ pub mod doctor;
 pub mod download;
 mod endpoint;
 pub mod eval;
+mod eval_tasks;
 pub mod export;
 pub mod generate;
 pub mod import;

@@ -4,6 +4,7 @@ use ottava_common::{Error, Result};
 use ottava_data::{Formatting, Tokenizer, TrainingData};
 use ottava_settings::{Interval, RunConfig};
 use ottava_train::plan::{Plan, ResolvedRun};
+use ottava_train::tasks::RunTasks;
 use serde::Serialize;
 use std::path::PathBuf;
 
@@ -21,10 +22,10 @@ pub struct Checked {
 }
 
 impl Checked {
-    /// Checks the tokenizer, the chat template and the data of `config`, as `train` does. `files` are the files with their formattings. If `model.path`
+    /// Checks the tokenizer, the tasks, the chat template and the data of `config`, as `train` does. `files` are the files with their formattings. If `model.path`
     /// is a config.json and `model.tokenizer` is not set, the plan is of shapes alone, and nothing is checked.
     ///
-    /// Has the errors of [`Tokenizer::load`] and [`RunConfig::prepare_data`].
+    /// Has the errors of [`Tokenizer::load`], [`RunTasks::open`] and [`RunConfig::prepare_data`].
     pub fn new(config: &RunConfig, files: &[PathBuf], formattings: &[Formatting], counts: bool) -> Result<Checked> {
         let kinds = kinds(files, formattings);
         if config.model.path.is_file() && config.model.tokenizer.as_os_str().is_empty() {
@@ -34,6 +35,7 @@ impl Checked {
         }
         let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
         let edges = tokenizer.describe_edges();
+        RunTasks::open(config, &tokenizer)?;
         let bytes: u64 = files.iter().filter_map(|path| std::fs::metadata(path).ok()).map(|found| found.len()).sum();
         if bytes > TOKENIZED && !counts {
             if config.chat_template(&tokenizer)?.is_none() && formattings.contains(&Formatting::Messages) {

@@ -7,7 +7,7 @@ use ottava_data::{
     Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, SplitUse, TokenDataset, Tokenizer,
     Windows, expand, loader, prepare,
 };
-use ottava_models::{ConfigFile, Decoder, decoder_config};
+use ottava_models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_train::objective::preference::{PreferenceSums, evaluate_rewards};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub struct Text {
     /// Text (.txt, .md) or JSON lines (.jsonl), also gzipped, or a data set of the Hugging Face Hub, such as OWNER/NAME?split=test.
     #[arg(long, required = true, num_args = 1..)]
     data: Vec<PathBuf>,
-    /// The number of tokens per sequence; by default the model's positions, at most 1024.
+    /// The number of tokens per sequence; by default the model's positions, at most 1024 for a text.
     #[arg(long, alias = "seq-len", value_parser = super::count)]
     max_length: Option<usize>,
     /// The number of sequences per batch.
@@ -120,10 +120,7 @@ impl Text {
         let sizes = decoder_config(config)?;
         let tokenizer = Tokenizer::load(folder)?;
         tokenizer.check_fits(sizes.vocabulary)?;
-        let seq_len = self.max_length.unwrap_or(sizes.context().min(1024));
-        if seq_len > sizes.context() {
-            return Err(Error::Config(format!("--max-length is {seq_len}, and {}", sizes.context_reason())));
-        }
+        let seq_len = self.max_length_within(&sizes, 1024)?;
         if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {
             return Err(Error::Config(format!(
                 "--batch-size times --max-length is {}; at most {MAX_TOKENS} tokens are evaluated at a time",
@@ -131,6 +128,21 @@ impl Text {
             )));
         }
         Ok((tokenizer, seq_len))
+    }
+
+    /// Returns --max-length, by default the model's positions but at most `most`. Errors if sequences are longer than the model's positions.
+    pub fn max_length_within(&self, sizes: &DecoderConfig, most: usize) -> Result<usize> {
+        match self.max_length.unwrap_or(sizes.context().min(most)) {
+            length if length > sizes.context() => {
+                Err(Error::Config(format!("--max-length is {length}, and {}", sizes.context_reason())))
+            }
+            length => Ok(length),
+        }
+    }
+
+    /// Returns the maximum number of tokens of a batch with sequences of up to `longest` tokens.
+    pub fn batch_tokens(&self, longest: usize) -> usize {
+        self.batch_size.saturating_mul(longest).min(MAX_TOKENS)
     }
 
     /// Tokenizes the files.

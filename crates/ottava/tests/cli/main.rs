@@ -33,4 +33,5 @@ mod soak;
 mod soak_attack;
 mod stores;
 mod streams;
+mod tasks;
 mod tutorial;

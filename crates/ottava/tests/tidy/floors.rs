@@ -43,6 +43,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
     ("ottava-models", &[("", 5), ("layers", 4)]),
     ("ottava-data", &[("", 6)]),
     ("ottava-rewards", &[("", 6)]),
+    ("ottava-tasks", &[("", 6)]),
     ("ottava-parallel", &[("", 6)]),
     ("ottava-sentinel", &[("", 6)]),
     ("ottava-checkpoint", &[("", 6)]),

@@ -59,5 +59,6 @@ fn warn(step: u64, findings: &[Finding], decision: &Decision, hold: u64) {
             tracing::warn!("step {step}: sentinel: in BF16 for {hold} steps or more: {}", linears.join(", "));
         }
         Decision::Bf16 => tracing::warn!("step {step}: sentinel: all products in BF16 for {hold} steps or more"),
+        Decision::Recipe => unreachable!("only a metric of evaluations returns to the recipe"),
     }
 }

@@ -3,4 +3,5 @@
 pub mod comparisons;
 pub mod devices;
 pub mod long;
+pub mod metrics;
 pub mod runs;

@@ -1,0 +1,146 @@
+//! The tasks of a run.
+
+use super::likelihood::{BatchSizes, log_likelihoods};
+use super::texts::complete_texts;
+use crate::objective::rollout::{DrawSizes, Drawer};
+use crate::phase::{Passes, Phase};
+use ottava_common::error::{Error, Result};
+use ottava_data::Tokenizer;
+use ottava_engine::LogprobsMode;
+use ottava_models::Decoder;
+use ottava_parallel::Partition;
+use ottava_recipe::KvCacheDtype;
+use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_settings::RunConfig;
+use ottava_tasks::{Answers, Measured, Requests, Task, TaskType, Texts};
+use std::collections::BTreeSet;
+
+/// The tasks of `evaluation.tasks`, with their sequences.
+pub struct RunTasks {
+    tasks: Vec<(Task, Requests)>,
+    sizes: BatchSizes,
+    /// Made at the first text.
+    drawer: Option<Drawer>,
+}
+
+/// Returns the passes of evaluations of a run that has tasks. A plan rehearses them.
+pub fn evaluation_passes(config: &RunConfig) -> Option<Passes> {
+    let passes = Passes {
+        phase: Phase::Evaluation,
+        pass: Pass::Evaluation,
+        micro_batches: config.parallel.pipeline,
+        rows: config.micro_batch_rows(),
+    };
+    (!config.evaluation.tasks.is_empty()).then_some(passes)
+}
+
+impl RunTasks {
+    /// Reads the tasks of the run of `config`. Their batches have at most as many tokens as a micro-batch.
+    ///
+    /// Errors as [`Task::load`] and [`Task::requests`], and with [`Error::Config`] for two tasks with one name, and for texts if ranks divide the model.
+    pub fn open(config: &RunConfig, tokenizer: &Tokenizer) -> Result<RunTasks> {
+        let max_length = config.data.max_length;
+        let (mut tasks, mut names) = (Vec::new(), BTreeSet::new());
+        for set in config.datasets().iter().filter(|set| !set.name.is_empty()) {
+            names.insert(set.name.clone());
+        }
+        for path in &config.evaluation.tasks {
+            let task = Task::load(path)?;
+            if !names.insert(task.name().to_string()) {
+                return Err(Error::Config(format!(
+                    "`evaluation.tasks`: {} has the name {}, which another task or data set has, so their metrics would have one name; change `name`",
+                    path.display(),
+                    task.name()
+                )));
+            }
+            if task.kind() == TaskType::GenerateUntil {
+                expect_whole_models(config, &task)?;
+            }
+            let requests = task.requests(tokenizer, max_length)?;
+            tasks.push((task, requests));
+        }
+        let sizes = BatchSizes { tokens: config.micro_batch_rows() * max_length, max_length };
+        Ok(RunTasks { tasks, sizes, drawer: None })
+    }
+
+    /// Evaluates all tasks, and returns the metrics of each task by its name. All ranks of `partition` call it together, and get the same metrics.
+    ///
+    /// Errors with [`Error::NonFinite`] if a log-likelihood is infinite or NaN, and with [`Error::Cancelled`] on all ranks after a request to any of
+    /// them to stop.
+    pub fn evaluate(
+        &mut self,
+        model: &mut Decoder,
+        tokenizer: &Tokenizer,
+        partition: &Partition,
+        precision: StepPrecision,
+    ) -> Result<Vec<(String, Vec<Measured>)>> {
+        let RunTasks { tasks, sizes, drawer } = self;
+        let mut found = Vec::with_capacity(tasks.len());
+        for (task, requests) in tasks.iter() {
+            let scores = match requests {
+                Requests::LogLikelihoods { rows, of_item } => {
+                    let all = log_likelihoods(model, rows, *sizes, precision, partition, &mut |_| {})?;
+                    task.score(of_item, &Answers::LogLikelihoods(all))?
+                }
+                Requests::Texts(texts) => {
+                    let drawer = drawer.get_or_insert_with(|| Drawer::new(draw_sizes(sizes.max_length, texts)));
+                    // Draws have the precision of the passes of the evaluation.
+                    model.scaling().set_all_high_precision(precision == StepPrecision::High);
+                    let all = draw(drawer, model, tokenizer, partition, texts);
+                    model.scaling().set_all_high_precision(false);
+                    task.score(&[], &Answers::Texts(all?))?
+                }
+            };
+            found.push((task.name().to_string(), scores.metrics));
+        }
+        Ok(found)
+    }
+
+    /// Frees what texts were drawn with, since the model is built again.
+    pub fn forget_model(&mut self) {
+        self.drawer = None;
+    }
+}
+
+/// Errors if ranks divide the model of a run, since each rank draws texts alone.
+fn expect_whole_models(config: &RunConfig, task: &Task) -> Result<()> {
+    let p = &config.parallel;
+    let axes = [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)];
+    match axes.into_iter().find(|(_, ranks)| *ranks > 1) {
+        None => Ok(()),
+        Some((key, ranks)) => Err(Error::Config(format!(
+            "`parallel.{key}` is {ranks}, and the task {} draws texts with the whole model on each rank; set it to 1, or evaluate checkpoints with `ottava eval --task`",
+            task.name()
+        ))),
+    }
+}
+
+fn draw_sizes(max_length: usize, texts: &Texts) -> DrawSizes {
+    DrawSizes {
+        completions: texts.prompts.len(),
+        max_length,
+        kv_cache_tokens: 0,
+        kv_cache_dtype: KvCacheDtype::Auto,
+        logprobs_mode: LogprobsMode::Raw,
+    }
+}
+
+/// Draws the texts, and returns all of them on all ranks. Ranks divide the prompts. If tokens of a batch share a scale, each rank draws all texts, so that
+/// texts do not depend on the number of ranks.
+fn draw(
+    drawer: &mut Drawer,
+    model: &mut Decoder,
+    tokenizer: &Tokenizer,
+    partition: &Partition,
+    texts: &Texts,
+) -> Result<Vec<String>> {
+    let (ranks, count) = (partition.ranks(), texts.prompts.len());
+    let (rank, world) = match model.scaling().scales().depend_on_other_rows() {
+        true => (0, 1),
+        false => ranks.rows(),
+    };
+    let own: Vec<usize> = (rank..count).step_by(world).collect();
+    let drawn = drawer.lend(model, partition, |engine| complete_texts(engine, tokenizer, texts, &own, &mut |_| {}));
+    let of_ranks = ranks.all("the texts of a task", drawn)?;
+    Ok((0..count).map(|place| of_ranks[place % world][place / world].clone()).collect())
+}
