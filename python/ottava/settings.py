@@ -353,14 +353,16 @@ class Evaluation(Table):
     """Evaluations, the best checkpoint, and early stopping."""
     eval_steps: Literal["end"] | int | None = None
     """Steps between evaluations; "end" evaluates only at the start and the end."""
+    tasks: list[str] | None = None
+    """Files of tasks that each evaluation computes besides the validation loss, such as ["tasks/words.toml"] (docs/tasks.md)."""
     load_best_model_at_end: bool | None = None
     """Whether each evaluation that is better than all earlier evaluations saves a checkpoint, whatever save_steps is."""
     metric_for_best_model: str | None = None
-    """The metric that decides which checkpoint is the best (lower is better): eval_loss or eval_bits_per_byte, or for the data set NAME eval_NAME_loss or eval_NAME_bits_per_byte."""
+    """The metric that decides which checkpoint is the best: eval_loss or eval_bits_per_byte, for the data set NAME eval_NAME_loss or eval_NAME_bits_per_byte, or for a task eval_TASK_METRIC."""
     early_stopping_patience: int | None = None
     """The run ends after this many evaluations in a row without improvement; 0 turns early stopping off."""
     early_stopping_threshold: float | None = None
-    """An evaluation is an improvement if its metric is lower than the lowest earlier value by more than this amount."""
+    """An evaluation is an improvement if its metric is better than the best earlier value by more than this amount."""
     num_generations: int | None = None
     """Completions that reinforcement learning draws of each held-out prompt, besides the most likely completion; with n completions, the evaluation reports eval_pass@k for each power of two k up to n."""
     pass_reward: float | None = None
@@ -504,6 +506,12 @@ class Sentinel(Table):
     """The difference between the losses in FP8 and BF16, in nats per token, above which a comparison is a finding."""
     sentinel_cosine: float | None = None
     """The cosine between the gradients in FP8 and BF16 below which a comparison is a finding."""
+    sentinel_metric: str | None = None
+    """A metric that each evaluation computes both in FP8 and in BF16, with the same weights, such as eval_loss or eval_words_acc of the task words; "" computes none."""
+    sentinel_metric_gap: float | None = None
+    """How much worse sentinel_metric may be in FP8 than in BF16; a larger difference is a finding."""
+    sentinel_metric_return: float | None = None
+    """How much worse sentinel_metric may be in FP8 for a return to FP8, at most sentinel_metric_gap."""
     repeat_steps: int | None = None
     """Steps between checks for unreliable hardware, beginning with the first step; 0 never checks."""
 
