@@ -397,7 +397,10 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         "weights" if config.run.optimizer.formats().masters == Masters::Remainder => {
             "weights, with their remainders".into()
         }
-        "weights" if config.run.lora.r > 0 => format!("adapters, {}", config.run.precision.recipe().compute),
+        "weights" if config.run.lora.r > 0 => {
+            let modules = if config.run.lora.modules_to_save.is_empty() { "" } else { " and modules trained whole" };
+            format!("adapters{modules}, {}", config.run.precision.recipe().compute)
+        }
         "weights" => format!("weights, {}", config.run.precision.recipe().compute),
         "frozen weights" => format!("frozen weights, {}", config.run.precision.recipe().compute),
         "FP8 codes of frozen weights" => "FP8 codes of frozen weights, which backward transposes".into(),

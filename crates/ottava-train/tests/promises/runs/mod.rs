@@ -4,3 +4,4 @@ pub mod best;
 pub mod interruptions;
 pub mod mixture;
 pub mod resume;
+pub mod tokens;
