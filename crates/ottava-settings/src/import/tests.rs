@@ -266,6 +266,26 @@ fn losses_of_trl_are_translated() {
     assert_eq!(["beta: 0.2\n", "loss_type: [ipo]\n"].map(rate), [1e-6; 2], "the default of DPOConfig and KTOConfig");
 }
 
+/// Trainers of preferences of TRL and LLaMA-Factory switch dropout off by default; adapters of TRL have dropout by default.
+#[test]
+fn dropout_is_the_dropout_that_the_trainer_applies() {
+    let of = |file: &str| {
+        imported("run.yaml", &format!("model_name_or_path: m\nmax_steps: 9\n{file}"), &[]).1.lora.lora_dropout
+    };
+    let trl = "dataset_name: d.jsonl\nuse_peft: true\n";
+    for (keys, dropout) in [
+        ("", 0.05),
+        ("lora_dropout: 0.1\n", 0.1),
+        ("beta: 0.1\n", 0.0),
+        ("beta: 0.1\nlora_dropout: 0.1\n", 0.0),
+        ("beta: 0.1\nlora_dropout: 0.1\ndisable_dropout: false\n", 0.1),
+    ] {
+        assert_eq!(of(&format!("{trl}{keys}")), dropout, "{keys}");
+    }
+    let factory = "finetuning_type: lora\nlora_dropout: 0.1\nstage: ";
+    assert_eq!(["sft\n", "dpo\n", "kto\n"].map(|stage| of(&format!("{factory}{stage}"))), [0.1, 0.0, 0.0]);
+}
+
 /// CPOTrainer adds the likelihood of the chosen completions to each loss, and LLaMA-Factory to none.
 #[test]
 fn losses_without_a_reference_model_are_translated() {

@@ -150,6 +150,7 @@ pub(super) const ROWS: &[Row] = &[
     // Adapters; lora_alpha, lora_dropout, use_rslora and use_dora are ours as well.
     ("adapter", Values("lora.r", &[("lora", Nothing), ("qlora", Nothing)])),
     ("use_peft", Only(&["true"], "`r` under [lora] is 0")),
+    ("disable_dropout", Needless("the one dropout is `lora_dropout` under [lora]")),
     ("lora_r", Is("lora.r")),
     ("lora_rank", Is("lora.r")),
     ("lora_target_modules", Is("lora.target_modules")),
