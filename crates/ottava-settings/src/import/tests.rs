@@ -266,6 +266,27 @@ fn losses_of_trl_are_translated() {
     assert_eq!(["beta: 0.2\n", "loss_type: [ipo]\n"].map(rate), [1e-6; 2], "the default of DPOConfig and KTOConfig");
 }
 
+#[test]
+fn tokens_and_templates_are_translated() {
+    let axolotl = "base_model: m\nmax_steps: 9\ndatasets: []\nchat_template: chatml\ntokens: [<a>]\nspecial_tokens:\n  eos_token: <e>\n  \
+                   bos_token: <b>\n  pad_token: <p>\n  additional_special_tokens: [<c>]\n";
+    let (imported, config) = imported("run.yml", axolotl, &[]);
+    let tokenizer = config.tokenizer;
+    assert_eq!((tokenizer.added_tokens, tokenizer.added_special_tokens), (vec!["<a>".into()], vec!["<c>".to_string()]));
+    assert_eq!(
+        tokenizer.special_tokens.0,
+        [("eos_token", "<e>"), ("bos_token", "<b>")].map(|(a, b)| (a.into(), b.into()))
+    );
+    assert_eq!((tokenizer.chat_template.as_str(), imported.refused.len()), ("chatml", 0), "{:?}", imported.refused);
+    let factory = "model_name_or_path: m\nmax_steps: 9\nstage: sft\nadd_special_tokens: <a>,<b>\ntemplate: qwen3\n";
+    let (imported, config) = super::tests::imported("run.yaml", factory, &[]);
+    assert_eq!(config.tokenizer.added_special_tokens, ["<a>", "<b>"]);
+    assert!(imported.refused.join("\n").contains("built-in templates are \"chatml\""), "{:?}", imported.refused);
+    let trl = "model_name_or_path: m\ndataset_name: d.jsonl\nmax_steps: 9\neos_token: <e>\n";
+    let (_, config) = super::tests::imported("run.yaml", trl, &[]);
+    assert_eq!(config.tokenizer.special_tokens.0, [("eos_token".to_string(), "<e>".to_string())]);
+}
+
 /// Trainers of preferences of TRL and LLaMA-Factory switch dropout off by default; adapters of TRL have dropout by default.
 #[test]
 fn dropout_is_the_dropout_that_the_trainer_applies() {

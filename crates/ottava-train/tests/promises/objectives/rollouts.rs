@@ -387,11 +387,13 @@ fn the_divergence_is_from_the_model_of_the_start() {
         config
     };
     let mut adapted = config("adapted");
-    adapted.lora = LoraConfig { r: 2, modules_to_save: vec!["lm_head".into()], ..LoraConfig::default() };
+    // Adapters of this factor have no effect, so only the head moves away from the reference.
+    let modules_to_save = vec!["lm_head".into()];
+    adapted.lora = LoraConfig { r: 2, lora_alpha: 1e-9, modules_to_save, ..LoraConfig::default() };
     for run in [config("unbroken"), adapted] {
         train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
         let kl = values_of(&run.output_dir, "kl");
-        assert!(kl[0] == 0.0 && kl[1..].iter().all(|kl| *kl > 0.0), "{kl:?}");
+        assert!(kl[0] == 0.0 && kl[1..].iter().all(|kl| *kl > 1e-7), "{kl:?}");
     }
     assert!(train(&config("broken"), &Device::Cpu, &Start::New, 3).is_err_and(|error| error.is_stop()));
     train(&config("broken"), &Device::Cpu, &Start::Resume, u64::MAX).unwrap();
