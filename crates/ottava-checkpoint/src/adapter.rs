@@ -5,8 +5,8 @@ use crate::safetensors::{ModelFiles, TensorInfo};
 use crate::stacks;
 use ottava_common::error::{Error, Result};
 use ottava_hub::is_name;
-use ottava_models::{Adapters, ConfigFile, Decoder, TextNames};
-use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets};
+use ottava_models::{Adapters, ConfigFile, Decoder, DecoderConfig, TextNames};
+use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, is_of_adapter, module_of};
 use ottava_recipe::param::{FolderLayout, FolderTensor, Init, WeightSource};
 use ottava_tensor::Tensor;
 use std::collections::BTreeSet;
@@ -19,6 +19,9 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 
 /// The name of the file with the matrices in older versions of PEFT.
 const PICKLE_FILE: &str = "adapter_model.bin";
+
+/// The beginning of names in a decoder that a folder of the decoder without its head omits, such as GPT-2's.
+const DECODER: &str = "transformer.";
 
 /// The name of the file with an adapter's matrices.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
@@ -48,7 +51,8 @@ pub struct LinearAdapter {
 impl AdapterFolder {
     /// Opens `folder`. Names in `target_modules` are ignored if no matrix matches them, as in PEFT.
     ///
-    /// Errors as [`AdapterFolder::expect_config`], and with [`Error::Model`] if the settings need something that is not implemented.
+    /// Errors as [`AdapterFolder::expect_config`], and with [`Error::Model`] if the settings need something that is not implemented, or if a module of
+    /// `modules_to_save` has no tensor.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
         AdapterFolder::expect_config(folder)?;
         let config = ConfigFile::read(&folder.join(CONFIG_FILE))?;
@@ -74,7 +78,28 @@ impl AdapterFolder {
         if lora.targets == Targets::NONE {
             return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
         }
-        Ok(AdapterFolder { lora, has_score: adapter_config::has_score(&config), files, path: folder.to_path_buf() })
+        let has_module = |end: &String| modules_of(&files).any(|module| module.ends_with(end.as_str()));
+        if let Some(end) = lora.modules_to_save.iter().find(|end| !has_module(end)) {
+            return Err(
+                config.error(&format!("`modules_to_save` names `{end}`, and {WEIGHTS_FILE} has no tensor of it"))
+            );
+        }
+        Ok(AdapterFolder { lora, has_score: adapter_config::has_score(&config)?, files, path: folder.to_path_buf() })
+    }
+
+    /// Returns the sizes of a model with these adapters on a base model of `sizes`. If embedding and head were trained whole with rows for new tokens, the
+    /// vocabulary has these tokens.
+    pub fn on(&self, sizes: DecoderConfig) -> DecoderConfig {
+        let names = sizes.stream.names;
+        let rows = [names.embedding, names.head].map(|module| {
+            let name = self.name_of_whole(&format!("{module}.weight"))?;
+            self.files.info(&name).ok()?.shape.first().copied()
+        });
+        let vocabulary = match rows {
+            [Some(embedding), Some(head)] if embedding == head => embedding.max(sizes.vocabulary),
+            _ => sizes.vocabulary,
+        };
+        DecoderConfig { lora: Some(self.lora.clone()), vocabulary, ..sizes }
     }
 
     /// Errors with [`Error::Io`] of the kind [`ErrorKind::NotFound`] if the folder has no settings of an adapter.
@@ -119,13 +144,28 @@ impl AdapterFolder {
         Ok(Some(LinearAdapter { a, b, magnitude, scale: self.lora.scale(&linear) }))
     }
 
+    /// Returns the values of the weight with the name `weight` in a folder, in F32, if its module was trained whole beside the adapters.
+    pub fn whole(&self, weight: &str) -> Result<Option<Tensor>> {
+        self.name_of_whole(weight).map(|name| self.files.values(&name)).transpose()
+    }
+
+    /// Returns whether the folder has the tensor `name` of a module that was trained whole.
+    fn has_whole(&self, name: &str) -> bool {
+        self.lora.saves(module_of(name)) && self.files.info(name).is_ok()
+    }
+
+    /// Returns the name in this folder of the weight with the name `weight` in a model folder, if its module was trained whole.
+    fn name_of_whole(&self, weight: &str) -> Option<String> {
+        let names = ["", DECODER].map(|around| format!("{PEFT_PREFIX}{around}{weight}"));
+        names.into_iter().find(|name| self.has_whole(name))
+    }
+
     /// Returns the linear of a weight, and the names of its `A`, `B` and, with DoRA, magnitudes. Returns `None` if the linear is not a target.
     fn names_of(&self, weight: &str) -> Option<(String, Vec<String>)> {
         let linear = weight.strip_suffix(".weight")?;
         let ends = ["lora_A.weight", "lora_B.weight", MAGNITUDE];
         let ends = &ends[..if self.lora.use_dora { 3 } else { 2 }];
-        // A folder of a decoder without its head, such as GPT-2's, omits the prefix of its names.
-        ["", "transformer."].into_iter().find_map(|around| {
+        ["", DECODER].into_iter().find_map(|around| {
             let linear = format!("{around}{linear}");
             let names: Vec<_> = ends.iter().map(|end| format!("{PEFT_PREFIX}{linear}.{end}")).collect();
             let is_adapted = self.lora.has(&linear) && names.iter().all(|name| self.files.info(name).is_ok());
@@ -141,8 +181,11 @@ impl AdapterFolder {
                 self.path.display()
             )));
         }
-        let used = weights.iter().filter_map(|info| self.names_of(&info.name)).flat_map(|(_, names)| names).collect();
-        self.expect_used(&used)
+        let names = |info: &TensorInfo| {
+            let of_adapter = self.names_of(&info.name).into_iter().flat_map(|(_, names)| names);
+            of_adapter.chain(self.name_of_whole(&info.name)).collect::<Vec<_>>()
+        };
+        self.expect_used(&weights.iter().flat_map(names).collect())
     }
 
     /// Loads the adapters for `model`, which must be built with [`Lora::of_no_linear`].
@@ -187,7 +230,7 @@ impl AdapterFolder {
                 self.path.display()
             ))),
             Some(name) => Err(Error::Model(format!(
-                "{}: the adapter has `{name}`, which the base model has no place for, or `target_modules` does not name; is it of another model?",
+                "{}: the adapter has `{name}`, which the base model has no place for, or neither `target_modules` nor `modules_to_save` names; is it of another model?",
                 self.path.display()
             ))),
             None => Ok(()),
@@ -211,6 +254,11 @@ impl AdapterWeights {
     /// Returns whether the folder has the head of a reward model.
     pub fn has_score(&self) -> bool {
         self.folder.has_score
+    }
+
+    /// Returns whether the folder has the tensor `name` of a module that was trained whole.
+    pub fn has_whole(&self, name: &str) -> bool {
+        self.folder.has_whole(name)
     }
 
     /// Errors if the folder has matrices that were not read.
@@ -241,6 +289,11 @@ fn own_name(name: &str) -> String {
         Some(module) => format!("{PEFT_PREFIX}{}", TextNames::without_prefix(module)),
         None => name.to_string(),
     }
+}
+
+/// Returns the modules of the tensors in `files` that belong to no adapter of a linear.
+fn modules_of(files: &ModelFiles) -> impl Iterator<Item = &str> {
+    files.names().filter(|name| !is_of_adapter(name)).map(module_of)
 }
 
 /// Returns `targets` without the names that match no linear with a matrix in `files`. If the targets are all linears, returns the linears that have

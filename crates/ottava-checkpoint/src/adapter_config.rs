@@ -107,6 +107,7 @@ pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {
             ranks: config.optional("rank_pattern", Default::default())?,
             alphas: config.optional("alpha_pattern", Default::default())?,
         },
+        modules_to_save: saved(config)?.into_iter().filter(|name| !is_head(name)).collect(),
         // How the adapters were trained is of no consequence to their values.
         ..Lora::default()
     };
@@ -122,15 +123,17 @@ pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {
 }
 
 /// Returns whether the adapter has the head of a reward model.
-pub(super) fn has_score(config: &ConfigFile) -> bool {
-    saved_heads(config).is_some()
+pub(super) fn has_score(config: &ConfigFile) -> Result<bool> {
+    Ok(saved(config)?.iter().any(|name| is_head(name)))
 }
 
-/// Returns the modules that were trained besides the adapters, if they are heads of a reward model.
-fn saved_heads(config: &ConfigFile) -> Option<Vec<String>> {
-    let saved: Vec<String> = config.optional("modules_to_save", Vec::new()).ok()?;
-    let is_head = |name: &String| HEADS.contains(&name.as_str());
-    (!saved.is_empty() && saved.iter().all(is_head)).then_some(saved)
+/// Returns the modules that were trained whole beside the adapters, by the ends of their names.
+fn saved(config: &ConfigFile) -> Result<Vec<String>> {
+    Ok(config.optional::<Option<Vec<String>>>("modules_to_save", None)?.unwrap_or_default())
+}
+
+fn is_head(name: &str) -> bool {
+    HEADS.contains(&name)
 }
 
 /// Errors for a key that changes the result of an adapter and is not read.
@@ -158,21 +161,11 @@ fn expect_known(config: &ConfigFile) -> Result<()> {
     Ok(())
 }
 
-/// Errors if weights other than `A`, `B` and magnitudes are trained or replaced.
+/// Errors if biases of linears are trained, or weights of the base are replaced.
 fn expect_plain(config: &ConfigFile) -> Result<()> {
     let bias: String = config.optional("bias", "none".to_string())?;
     if bias != "none" {
         return Err(config.error(&format!("`bias` is \"{bias}\"; adapters with trained biases are not implemented")));
-    }
-    if config
-        .values()
-        .get("modules_to_save")
-        .is_some_and(|saved| *saved != Value::Null && *saved != Value::Array(vec![]))
-        && !has_score(config)
-    {
-        return Err(config.error(
-            "`modules_to_save` is set; of trained modules beside adapters, the head `score` of a reward model is implemented",
-        ));
     }
     match config.values().get("init_lora_weights") {
         None | Some(Value::Null | Value::Bool(_)) => Ok(()),
@@ -261,8 +254,6 @@ mod tests {
             ("init_lora_weights", json!("loftq"), "`init_lora_weights` is \"loftq\""),
             ("init_lora_weights", json!("corda"), "`init_lora_weights` is \"corda\""),
             ("bias", json!("lora_only"), "`bias` is \"lora_only\""),
-            ("modules_to_save", json!(["embed_tokens"]), "`modules_to_save` is set"),
-            ("modules_to_save", json!(["score", "lm_head"]), "`modules_to_save` is set"),
             ("a_key_of_tomorrow", json!(3), "the key `a_key_of_tomorrow` is not known"),
             ("peft_type", json!("ADALORA"), "`peft_type` is \"ADALORA\""),
             ("target_modules", json!("(q_proj"), "`target_modules`: \"(q_proj\" is no regular expression"),
@@ -271,6 +262,16 @@ mod tests {
             let error = read(key, value).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
         }
+    }
+
+    #[test]
+    fn modules_to_save_are_read_without_the_heads_of_reward_models() {
+        let saved = |value: Value| read("modules_to_save", value).unwrap().modules_to_save;
+        assert_eq!(saved(json!(["score", "embed_tokens", "lm_head"])), ["embed_tokens", "lm_head"]);
+        assert_eq!(
+            [json!(null), json!([]), json!(["classifier", "score"])].map(saved),
+            [vec![], vec![], Vec::<String>::new()]
+        );
     }
 
     #[test]

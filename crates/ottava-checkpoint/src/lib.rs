@@ -57,6 +57,7 @@ mod manifest;
 pub mod merge;
 pub mod model;
 mod mxfp4;
+mod new_rows;
 mod nf4;
 mod progress;
 pub mod safetensors;

@@ -9,7 +9,7 @@ use crate::{AdapterFolder, CheckpointWriter, WeightFiles, write_model};
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::RealFs;
 use ottava_common::interrupt;
-use ottava_models::{ConfigFile, decoder_config};
+use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_tensor::ops::{
     Accumulation, Operand, add, cast, gemm_nt, magnitude_factors, row_squares, scale_columns, transpose,
 };
@@ -19,25 +19,60 @@ use std::path::Path;
 /// Merges `adapter` into the model of the folder `base`, writes the result as the new folder `output`, and returns the number of merged weights.
 ///
 /// Each `W` that has an adapter becomes `W + scale · B · A`. With DoRA, each row of this sum is also multiplied by its magnitude and divided by its
-/// norm. Sums are F32, and are rounded once to the type of `W`. Other weights keep their bits, except that weights in FP8 become BF16.
+/// norm. Sums are F32, and are rounded once to the type of `W`. Modules that were trained whole replace the modules of the base. Other weights keep their
+/// bits, except that weights in FP8 become BF16.
 ///
-/// Errors with [`Error::Model`] if the adapter has matrices of weights that the model does not have. Errors with [`Error::Config`] if `output` exists
+/// Errors with [`Error::Model`] if the adapter has matrices of weights that the model does not have, or another head than the tied embedding of a
+/// vision-language model. Errors with [`Error::Config`] if `output` exists
 /// or is inside a source. After an error, `output` does not exist.
 pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usize> {
     expect_new_folder(output, &[base, adapter.path()])?;
     let config = ConfigFile::read(base)?;
-    let transposed = decoder_config(&config)?.stream.names.transposed;
+    let own = decoder_config(&config)?.vocabulary;
+    let sizes = adapter.on(decoder_config(&config)?);
+    let transposed = sizes.stream.names.transposed;
     let files = WeightFiles::open(base)?;
-    let infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;
+    let mut infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;
+    let head = divided_head(&sizes, &infos);
+    infos.extend(head.iter().map(|[head, _]| head.clone()));
+    if sizes.vocabulary > own {
+        let names = sizes.stream.names;
+        let tables = [names.embedding, names.head].map(|name| format!("{name}.weight"));
+        infos
+            .iter_mut()
+            .filter(|info| tables.iter().any(|table| table.ends_with(&info.name)))
+            .for_each(|info| info.shape[0] = sizes.vocabulary);
+    }
     adapter.expect_weights(&infos)?;
     let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
     let mut values = config.values().clone();
     values.shift_remove("quantization_config");
-    write_settings(&mut writer, values, base)?;
+    if sizes.divided_head().is_some() {
+        if files.carried().is_wrapper() {
+            return Err(Error::Model(format!(
+                "{}: the adapter trained the head or the embedding, which the text model of {} shares; a merged vision-language folder with two of them \
+                 is not written: merge with PEFT",
+                adapter.path().display(),
+                base.display()
+            )));
+        }
+        values.insert("tie_word_embeddings".into(), false.into());
+    }
+    if sizes.vocabulary > own {
+        values.insert("vocab_size".into(), sizes.vocabulary.into());
+    }
+    write_settings(&mut writer, values, base, adapter.path())?;
     let mut merged = 0;
     write_model(&mut writer, &infos, files.carried(), MAX_FILE_BYTES, |info| {
         interrupt::check("merging the model")?;
-        let Some(own) = adapter.of_weight(&info.name)? else { return files.bytes(info) };
+        if let Some(whole) = adapter.whole(&info.name)? {
+            expect_shape(info, whole.shape())?;
+            merged += 1;
+            return Ok(cast(&whole, info.dtype)?.read_bytes()?);
+        }
+        // A head that has become a tensor of its own has the values of the embedding.
+        let stored = head.iter().find(|[head, _]| head.name == info.name).map_or(info, |[_, table]| table);
+        let Some(own) = adapter.of_weight(&info.name)? else { return files.bytes(stored) };
         merged += 1;
         let sum = adapted(&files.values(&info.name)?, &own, transposed, info)?;
         Ok(cast(&sum, info.dtype)?.read_bytes()?)
@@ -46,19 +81,30 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     Ok(merged)
 }
 
+/// Returns the head and the embedding's table if the folder has one tensor for both and the model of these `sizes` has two.
+fn divided_head(sizes: &DecoderConfig, infos: &[TensorInfo]) -> Option<[TensorInfo; 2]> {
+    let [head, table] = sizes.divided_head()?;
+    // A folder of a decoder without its head omits the prefix of its names.
+    let table = infos.iter().find(|info| table.ends_with(&info.name))?;
+    let is_missing = infos.iter().all(|info| info.name != head);
+    is_missing.then(|| [TensorInfo { name: head, ..table.clone() }, table.clone()])
+}
+
+/// Errors if the adapter makes a weight of another shape than the base has.
+fn expect_shape(info: &TensorInfo, made: &[usize]) -> Result<()> {
+    let TensorInfo { name, shape, .. } = info;
+    match shape == made {
+        true => Ok(()),
+        false => Err(Error::Model(format!("`{name}` has shape {shape:?}, and its adapter makes it {made:?}"))),
+    }
+}
+
 /// Returns `W + scale · B · A` in F32. If the adapter has magnitudes, the rows are scaled to them.
 fn adapted(w: &Tensor, adapter: &LinearAdapter, transposed: bool, info: &TensorInfo) -> Result<Tensor> {
     let LinearAdapter { a, b, magnitude, scale } = adapter;
     let product = gemm_nt(Operand::plain(b), Operand::plain_transposed(a), DType::F32, Accumulation::Exact)?;
     let [rows, columns] = product.dims("merge: adapter")?;
-    let expected = if transposed { [columns, rows] } else { [rows, columns] };
-    if w.shape() != expected {
-        return Err(Error::Model(format!(
-            "`{}` has shape {:?}, and its adapter makes it {expected:?}",
-            info.name,
-            w.shape(),
-        )));
-    }
+    expect_shape(info, &if transposed { [columns, rows] } else { [rows, columns] })?;
     let w = if transposed { transpose(w)? } else { w.clone() };
     let change: Vec<f32> = product.to_vec::<f32>()?.into_iter().map(|change| *scale as f32 * change).collect();
     let change = Tensor::from_slice(&Device::Cpu, &[rows, columns], &change)?;

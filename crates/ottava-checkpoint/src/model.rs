@@ -1,14 +1,15 @@
 //! Loads and writes the weights of Hugging Face model folders.
 
 use crate::adapter::AdapterWeights;
+use crate::new_rows::NewRows;
 use crate::{AdapterFolder, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::{MIX_STEP, mix, name_hash};
 use ottava_common::{interrupt, python_json};
 use ottava_models::layers::{ExpertStacks, SCORE, VALUE, expert_stack};
-use ottava_models::{Decoder, DecoderConfig};
+use ottava_models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_recipe::Recipe;
-use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX};
+use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX, is_of_adapter};
 use ottava_recipe::param::{FolderCodes, FolderLayout, FolderTensor, Init, Shard, StackOrder, Stacked, WeightSource};
 use ottava_tensor::element::Real;
 use ottava_tensor::ops::{normal_from, row_norms, transpose};
@@ -29,6 +30,8 @@ pub struct FolderWeights {
     files: WeightFiles,
     staging: Staging,
     used: BTreeSet<String>,
+    /// The tables that have fewer rows than the model, if there are any.
+    new_rows: Option<NewRows>,
     /// The last tensor or part of a tensor that was transposed: its name, its first element and its values. It is kept since ranks may read many
     /// ranges of it.
     transposed: Option<(String, usize, Tensor)>,
@@ -38,7 +41,16 @@ impl FolderWeights {
     /// Opens the safetensors files of `folder` and checks that they are complete.
     pub fn open(folder: &Path) -> Result<FolderWeights> {
         let (files, staging) = (WeightFiles::open(folder)?, Staging::new(&Device::Cpu));
-        Ok(FolderWeights { files, staging, used: BTreeSet::new(), transposed: None })
+        Ok(FolderWeights { files, staging, used: BTreeSet::new(), new_rows: None, transposed: None })
+    }
+
+    /// Opens the weights of `folder` for a model of these `sizes`, which may have more tokens than the folder. The rows of embedding and head of each new
+    /// token are the mean of the rows of the folder.
+    ///
+    /// Errors as [`FolderWeights::open`], and if config.json cannot be read.
+    pub fn open_for(folder: &Path, sizes: &DecoderConfig) -> Result<FolderWeights> {
+        let own = decoder_config(&ConfigFile::read(folder)?)?.vocabulary;
+        Ok(FolderWeights { new_rows: NewRows::of(sizes, own), ..FolderWeights::open(folder)? })
     }
 
     /// Returns the same weights, which are read to the memory of `device`.
@@ -68,7 +80,9 @@ impl FolderWeights {
         // A folder of a decoder without its head, such as GPT-2's, omits the prefix of its names.
         let name = tensor.name.strip_prefix("transformer.").filter(|_| !self.has(&tensor.name));
         let name = name.unwrap_or(&tensor.name).to_string();
-        self.expect_shape(&name, &tensor.stored_shape())?;
+        let mut shape = tensor.stored_shape();
+        shape[0] = self.new_rows.as_ref().and_then(|rows| rows.of_folder(tensor)).unwrap_or(shape[0]);
+        self.expect_shape(&name, &shape)?;
         Ok((name, 0))
     }
 
@@ -256,6 +270,9 @@ impl WeightSource for FolderWeights {
         }
         let tensor = &self.in_folder(tensor);
         let (name, first) = self.find(tensor)?;
+        if let Some(rows) = self.new_rows.as_mut().filter(|rows| rows.of_folder(tensor).is_some()) {
+            return rows.read(&self.files, &mut self.staging, (tensor, &name), elements);
+        }
         match tensor.layout {
             FolderLayout::Same
             | FolderLayout::Rows(_)
@@ -336,13 +353,15 @@ fn norms_of_weight(
     Ok(row_norms(&values.reshape(&[rows.len(), columns])?)?)
 }
 
-/// A source of weights from `base` with adapters. The adapters and the head of a reward model come from a folder, or are new from a seed. A value head is
-/// always new: no folder has it, and a run that resumes restores it from its training state.
+/// A source of weights from `base` with adapters. The adapters and the head of a reward model come from a folder, or are new from a seed. Modules that are
+/// trained whole come from the folder of the adapters, or from `base`. A value head is always new: no folder has it, and a run that resumes restores it
+/// from its training state.
 pub struct AdaptedWeights<'a> {
     base: &'a mut dyn WeightSource,
     adapter: Option<AdapterWeights>,
     new: RandomWeights,
     new_score: bool,
+    divided_head: Option<[String; 2]>,
 }
 
 /// The source of a tensor.
@@ -361,7 +380,21 @@ impl<'a> AdaptedWeights<'a> {
         new: RandomWeights,
         new_score: bool,
     ) -> AdaptedWeights<'a> {
-        AdaptedWeights { base, adapter: adapter.map(AdapterWeights::new), new, new_score }
+        AdaptedWeights { base, adapter: adapter.map(AdapterWeights::new), new, new_score, divided_head: None }
+    }
+
+    /// Returns the same weights for a model of these `sizes`: if the base has one tensor for head and embedding, and the model has two, the head starts
+    /// from this tensor too.
+    pub fn for_model(self, sizes: &DecoderConfig) -> AdaptedWeights<'a> {
+        AdaptedWeights { divided_head: sizes.divided_head(), ..self }
+    }
+
+    /// Returns `tensor` with its name in the base.
+    fn in_base(&self, tensor: FolderTensor) -> FolderTensor {
+        match &self.divided_head {
+            Some([head, table]) if tensor.name == *head => FolderTensor { name: table.clone(), ..tensor },
+            _ => tensor,
+        }
     }
 
     /// Returns the source of `tensor`, with its name there. A new head of a reward model is the same with and without adapters.
@@ -372,14 +405,27 @@ impl<'a> AdaptedWeights<'a> {
         let beside = tensor.name.strip_prefix(PEFT_PREFIX);
         let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
         let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };
-        // An adapter of a language model does not have the head of a reward model.
-        let adapter = self.adapter.as_mut().filter(|adapter| !is_score || adapter.has_score());
-        match (beside, adapter) {
+        let (in_base, new_score) = (self.in_base(named()), self.new_score);
+        // An adapter may lack the head of a reward model, or modules that are trained whole from now on.
+        let has = |adapter: &&mut AdapterWeights| match is_score {
+            true => adapter.has_score(),
+            false => is_of_adapter(&tensor.name) || adapter.has_whole(&tensor.name),
+        };
+        match (beside, self.adapter.as_mut().filter(has)) {
             (Some(_), Some(adapter)) => Origin::Adapter(adapter),
-            _ if is_score && self.new_score => Origin::New(named()),
-            (Some(_), None) if !is_score => Origin::New(tensor.clone()),
-            _ => Origin::Base(named()),
+            _ if is_score && new_score => Origin::New(named()),
+            (Some(_), None) if is_of_adapter(&tensor.name) => Origin::New(tensor.clone()),
+            _ => Origin::Base(in_base),
         }
+    }
+
+    /// Marks the tensor of the base that a module from the folder of adapters replaces as used.
+    fn mark_replaced(&mut self, tensor: &FolderTensor) -> Result<()> {
+        let module = tensor.name.strip_prefix(PEFT_PREFIX).filter(|name| !is_of_adapter(name));
+        // The language model below a new reward model has no score.
+        let is_new = |name: &&str| self.new_score && name.strip_suffix(".weight") == Some(SCORE);
+        let Some(name) = module.filter(|name| !is_new(name)) else { return Ok(()) };
+        self.base.expect(&self.in_base(FolderTensor { name: name.to_string(), ..tensor.clone() }))
     }
 
     /// Errors if the folder of the adapters has matrices that were not read.
@@ -405,16 +451,21 @@ impl WeightSource for AdaptedWeights<'_> {
 
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
         match self.origin(tensor) {
-            Origin::Base(tensor) => self.base.expect(&tensor),
-            Origin::New(_) => Ok(()),
-            Origin::Adapter(adapter) => adapter.expect(tensor),
+            Origin::Base(tensor) => return self.base.expect(&tensor),
+            Origin::New(_) => return Ok(()),
+            Origin::Adapter(adapter) => adapter.expect(tensor)?,
         }
+        self.mark_replaced(tensor)
     }
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, init: Init) -> Result<Tensor> {
         match self.origin(tensor) {
             Origin::Base(tensor) => self.base.read(&tensor, elements, init),
-            Origin::Adapter(adapter) => adapter.read(tensor, elements, init),
+            Origin::Adapter(adapter) => {
+                let values = adapter.read(tensor, elements, init)?;
+                self.mark_replaced(tensor)?;
+                Ok(values)
+            }
             Origin::New(tensor) => match init {
                 Init::RowNorms { columns, layout, std } => {
                     norms_of_weight(self.base, &tensor, elements, (columns, layout), std)

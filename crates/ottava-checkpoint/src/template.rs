@@ -18,7 +18,7 @@ const MAX_COMPANION_BYTES: u64 = 256 << 20;
 
 /// The files of a model folder that are copied unchanged.
 const COMPANIONS: &[&str] = &[
-    "tokenizer.json",
+    TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -32,6 +32,13 @@ const COMPANIONS: &[&str] = &[
     "video_preprocessor_config.json",
     "processor_config.json",
 ];
+
+/// The names of the files of the tokenizer and of the settings of generation.
+const TOKENIZER: &str = "tokenizer.json";
+const GENERATION: &str = "generation_config.json";
+
+/// The key of the tokens that end a text, in `config.json` and `generation_config.json`.
+const EOS: &str = "eos_token_id";
 
 /// The files of a model folder except the weights.
 pub struct FolderTemplate {
@@ -54,7 +61,7 @@ impl FolderTemplate {
     /// Reads the files of `model` (a folder, or a `config.json`) and of `tokenizer` (a folder, or a `tokenizer.json`).
     pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
         let config = ConfigFile::read(model)?;
-        let generation = model.join("generation_config.json");
+        let generation = model.join(GENERATION);
         let generation = match generation.is_file() {
             true => Some(ConfigFile::read(&generation)?.values().clone()),
             false => None,
@@ -80,6 +87,18 @@ impl FolderTemplate {
             self.companions.push((NAME, text.into()));
         }
         Ok(self)
+    }
+
+    /// Replaces the `ids` of special tokens, by their keys in `generation_config.json`. A generated text ends with all ids that end a text.
+    pub fn with_special_ids(mut self, ids: &[(&'static str, u32)]) -> FolderTemplate {
+        if ids.is_empty() {
+            return self;
+        }
+        let (mut generation, eos) = (self.generation.take().unwrap_or_default(), self.eos());
+        for (key, id) in ids {
+            generation.insert(key.to_string(), if *key == EOS { eos.clone() } else { json!(id) });
+        }
+        FolderTemplate { generation: Some(generation), ..self }
     }
 
     /// Returns the parts of a larger model beside its text model.
@@ -118,24 +137,31 @@ impl FolderTemplate {
             if let [rope, local @ ..] = model.config().ropes.as_slice() {
                 rope.write(local.first(), &mut config);
             }
-            if !config.contains_key("eos_token_id") {
-                config.insert("eos_token_id".into(), self.eos());
+            if !config.contains_key(EOS) {
+                config.insert(EOS.into(), self.eos());
             }
         }
-        let own = || Map::from_iter([("eos_token_id".to_string(), self.eos())]);
+        let own = || Map::from_iter([(EOS.to_string(), self.eos())]);
         let generation = self.generation.clone().unwrap_or_else(own);
-        let mut files =
-            vec![("config.json", as_json(config.into())), ("generation_config.json", as_json(generation.into()))];
+        let mut files = vec![("config.json", as_json(config.into())), (GENERATION, as_json(generation.into()))];
         files.extend(companions);
         files
     }
 }
 
-/// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`.
-pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
+/// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`. The files of the
+/// tokenizer come from the folder `texts`, if it has a tokenizer.
+pub fn write_settings(
+    writer: &mut CheckpointWriter,
+    config: Map<String, Value>,
+    base: &Path,
+    texts: &Path,
+) -> Result<()> {
     writer.file("config.json", |file| file.write(&as_json(config.into())))?;
-    for name in ["generation_config.json"].iter().chain(COMPANIONS) {
-        let path = base.join(name);
+    let texts = if texts.join(TOKENIZER).is_file() { texts } else { base };
+    let of_base = [(base, GENERATION)].into_iter();
+    for (folder, name) in of_base.chain(COMPANIONS.iter().map(|name| (texts, *name))) {
+        let path = folder.join(name);
         if path.exists() {
             let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
             writer.file(name, |file| file.write(&bytes))?;
@@ -166,10 +192,9 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
         Some((id, commit)) => (json!(id.name), json!(commit)),
         None => (json!(base), Value::Null),
     };
-    let (task, saved) = match model.config().head.score {
-        true => ("SEQ_CLS", json!([SCORE])),
-        false => ("CAUSAL_LM", Value::Null),
-    };
+    let mut saved: BTreeSet<&str> = lora.modules_to_save.iter().map(String::as_str).collect();
+    let task = if model.config().head.score { "SEQ_CLS" } else { "CAUSAL_LM" };
+    saved.extend(model.config().head.score.then_some(SCORE));
     as_json(json!({
         "peft_type": "LORA",
         "task_type": task,
@@ -185,7 +210,7 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
         "bias": "none",
         "init_lora_weights": true,
         "inference_mode": true,
-        "modules_to_save": saved,
+        "modules_to_save": or_null(!saved.is_empty(), json!(saved)),
         "exclude_modules": or_null(*exclude != Targets::NONE, json!(exclude)),
         "layers_to_transform": or_null(!layers.is_empty(), json!(layers)),
         "layers_pattern": or_null(!layers_pattern.is_empty(), json!(layers_pattern)),

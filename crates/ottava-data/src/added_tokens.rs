@@ -10,7 +10,8 @@ use crate::guard::catch_panics;
 use ottava_common::{Error, Result};
 
 /// The special tokens that have their own keys, in the order in which transformers adds missing ones.
-const NAMED: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+pub(super) const NAMED: [&str; 7] =
+    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// A token that a file names.
 struct Named {

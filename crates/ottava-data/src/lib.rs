@@ -15,11 +15,13 @@
 //! * The splits of folders: `splits.rs`.
 //! * The rows: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`.
 //! * The data set of the next row: `next_set` in `mixture.rs`.
+//! * The built-in chat templates: a file in `templates/built_in/`, and a row of `BUILT_IN` in `built_in.rs`.
 //! * The keys of a data set: `DatasetConfig` (`settings/data.rs`), which `check_datasets` (`settings/datasets.rs`) checks.
 //! * Numbers that need a pass over all documents: `Statistics` (`statistics.rs`), which is stored beside the tokens.
 #![forbid(unsafe_code)]
 
 mod added_tokens;
+mod built_in;
 mod byte_form;
 mod cards;
 pub mod chat;
@@ -70,11 +72,13 @@ mod tiktoken;
 mod token_writer;
 mod tokenize;
 pub mod tokenizer;
+pub mod tokenizer_changes;
 mod tokenizer_parts;
 pub mod turns;
 mod values;
 mod words;
 
+pub use built_in::{BUILT_IN, BuiltInTemplate};
 pub use chat::{Chat, ChatTemplate, PromptForm};
 pub use content::{Content, PromptRecord};
 pub use detokenizer::{Decoded, Detokenizer};

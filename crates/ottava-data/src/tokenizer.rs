@@ -317,6 +317,11 @@ impl Tokenizer {
         &self.sha256
     }
 
+    /// Returns the tokenizer of the tokenizers crate, with the tokens that other files add.
+    pub(super) fn into_inner(self) -> tokenizers::Tokenizer {
+        self.inner
+    }
+
     /// Returns the path of the `tokenizer.json`.
     pub fn path(&self) -> &Path {
         &self.path

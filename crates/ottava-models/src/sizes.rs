@@ -246,6 +246,21 @@ impl DecoderConfig {
         self
     }
 
+    /// Returns whether the head reads the embedding's table. If adapters train the embedding or the head whole, each has a weight of its own, as in PEFT:
+    /// the other module keeps the weight of the folder.
+    pub fn ties_head(&self) -> bool {
+        let names = self.stream.names;
+        let saves = |lora: &Lora| [names.embedding, names.head].iter().any(|module| lora.saves(module));
+        self.head.tied && !self.lora.as_ref().is_some_and(saves)
+    }
+
+    /// Returns the names of the head's weight and of the embedding's table, if the folder has one tensor for both and the model has two.
+    pub fn divided_head(&self) -> Option<[String; 2]> {
+        let names = self.stream.names;
+        (self.head.tied && !self.ties_head())
+            .then(|| [names.head, names.embedding].map(|name| format!("{name}.weight")))
+    }
+
     /// Returns the longest sequence: the number of positions of config.json, or less if a sublayer is implemented only for shorter sequences.
     pub fn context(&self) -> usize {
         self.limit().map_or(self.positions(), |(tokens, _)| tokens)

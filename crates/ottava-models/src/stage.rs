@@ -109,10 +109,10 @@ impl Stage {
         let head = match span.head {
             true => {
                 let norm = Norm::new(build, names.norm, channels, norm)?;
-                let HeadSpec { tied, scale: logit_scale, cap, score, label_smoothing, wide_logits, value } = c.head;
+                let HeadSpec { scale: logit_scale, cap, score, label_smoothing, wide_logits, value, .. } = c.head;
                 let loss = CrossEntropy { soft_cap: cap, label_smoothing };
                 let vocabulary = if score { 1 } else { c.vocabulary };
-                let weight = match (tied, span.embedding) {
+                let weight = match (c.ties_head(), span.embedding) {
                     _ if score => HeadWeight::Score,
                     (false, _) => HeadWeight::Own,
                     (true, true) => HeadWeight::Embedding(table),
@@ -131,7 +131,7 @@ impl Stage {
             Purpose::Infer => false,
         };
         let residuals = ResidualBuffers::new(offloads, build.device);
-        let is_tied = c.head.tied && span.embedding != span.head;
+        let is_tied = c.ties_head() && span.embedding != span.head;
         Ok(Stage { embedding, positions, of_layers, blocks, head, is_tied, residuals })
     }
 

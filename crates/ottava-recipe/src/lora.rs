@@ -12,16 +12,21 @@
 //! with adapters of no linear (`Lora::of_no_linear`): `Decoder::load_adapters` builds each adapter, and `Decoder::exchange_adapters` moves one
 //! adapter into the linears. Forward reads only this adapter.
 //!
+//! `modules_to_save` names modules without linears, such as the embedding, the head and norms. `Param::new` trains the parameters of these modules
+//! and gives their tensors PEFT's names (`PEFT_PREFIX`), so optimizer, ranks and checkpoints treat them like matrices of adapters.
+//!
 //! To add a variant of LoRA, change `Adapter` (`layers/linear/adapter.rs`), the products of a linear if the variant affects them
 //! (`layers/linear/magnitudes.rs` does this for DoRA), `Lora`, the keys in `settings/lora.rs`, and `adapter_config` in `checkpoint/model.rs`. A layer
 //! with linears implements `Sublayer::linears_mut`.
 
+mod modules;
 mod targets;
 #[cfg(test)]
 mod tests;
 
 use ottava_common::error::Result;
 
+pub use modules::{Modules, is_of_adapter, module_of};
 pub use targets::{Exceptions, Pattern, Targets, last_name};
 
 /// The prefix that PEFT adds to the names of linears and of tensors that are trained and saved with the adapters.
@@ -50,13 +55,25 @@ pub struct Lora {
     pub targets: Targets,
     /// The linears and layers without adapters, or with another rank or `alpha`.
     pub exceptions: Exceptions,
+    /// The modules that are trained whole beside the adapters, by the ends of their names. They have no linears.
+    pub modules_to_save: Vec<String>,
 }
 
 impl Default for Lora {
     /// Returns PEFT's defaults, with adapters of all linears.
     fn default() -> Lora {
         let (targets, exceptions) = (Targets::AllLinear, Exceptions::default());
-        Lora { r: 8, alpha: 8.0, dropout: 0.0, b_rate: 1.0, use_rslora: false, use_dora: false, targets, exceptions }
+        Lora {
+            r: 8,
+            alpha: 8.0,
+            dropout: 0.0,
+            b_rate: 1.0,
+            use_rslora: false,
+            use_dora: false,
+            targets,
+            exceptions,
+            modules_to_save: Vec::new(),
+        }
     }
 }
 
@@ -76,6 +93,12 @@ impl Lora {
         is_target && !self.exceptions.exclude.names(linear)
     }
 
+    /// Returns whether the module called `module` is trained whole beside the adapters. As in PEFT, an entry matches the end of a name, also inside a
+    /// word: `norm` matches `input_layernorm`.
+    pub fn saves(&self, module: &str) -> bool {
+        self.modules_to_save.iter().any(|end| module.ends_with(end))
+    }
+
     /// Returns the rank of the adapter of `linear`.
     pub fn rank(&self, linear: &str) -> usize {
         Exceptions::of(&self.exceptions.ranks, linear).unwrap_or(self.r)
@@ -87,11 +110,15 @@ impl Lora {
         alpha.unwrap_or(self.alpha) / if self.use_rslora { r.sqrt() } else { r }
     }
 
-    /// Checks the targets against the names of all linears of a model.
+    /// Checks the targets against the names of all linears of a model that can have adapters, and the modules to save against its `modules`.
     ///
-    /// Errors with [`Error::Config`](ottava_common::Error::Config), which lists the linears, if a target is not a linear of the model.
-    pub fn check<'a>(&self, linears: impl Iterator<Item = &'a String>) -> Result<()> {
+    /// Errors with [`Error::Config`](ottava_common::Error::Config), which lists the linears or modules, if a target is not a linear of the model, or
+    /// if a module to save does not exist or has linears.
+    pub fn check<'a>(&self, linears: impl Iterator<Item = &'a String>, modules: &Modules) -> Result<()> {
         let linears: Vec<&String> = linears.collect();
+        if let Some(problem) = modules.problem(&self.modules_to_save) {
+            return Err(ottava_common::Error::Config(format!("`modules_to_save`: {problem}")));
+        }
         let known = || targets::last_names(linears.iter().copied());
         if let Some(problem) = self.targets.problem(&linears) {
             return Err(targets::error(&problem, &known()));

@@ -56,7 +56,7 @@ const EFFECTS: &[Effect] = &[
         "unless `load_best_model_at_end` or `early_stopping_patience` is set",
     ),
     unread(
-        &["lora.lora_dropout", "lora.loraplus_lr_ratio"],
+        &["lora.lora_dropout", "lora.loraplus_lr_ratio", "lora.modules_to_save"],
         |run| run.lora.r == 0,
         "while `lora.r` is 0, which trains all weights",
     ),

@@ -56,6 +56,8 @@ mod starter;
 mod tagged;
 #[cfg(test)]
 mod tests;
+mod tokenizer;
+mod tokenizer_files;
 mod training;
 mod words;
 
@@ -88,4 +90,5 @@ pub use run::{DeviceChoice, GenerationConfig, ModelConfig, RunConfig, WeightInit
 pub use schema::schema;
 pub use sentinel::SentinelConfig;
 pub use starter::{SCHEMA, Starter, starter};
+pub use tokenizer::TokenizerConfig;
 pub use training::TrainingConfig;

@@ -45,7 +45,7 @@ impl RunConfig {
         resolve(&mut self)?;
         let mut config = self.with_adapter()?;
         resolve(&mut config)?;
-        Ok(config)
+        config.with_tokenizer()
     }
 
     /// Reads the file as [`RunConfig::load`] does, and does not replace names of remote models and data.

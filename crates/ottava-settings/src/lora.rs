@@ -25,6 +25,10 @@ pub struct LoraConfig {
     pub layers_to_transform: Vec<usize>,
     /// Names before the numbers of layers, such as ["layers"]; [] means any name.
     pub layers_pattern: Vec<String>,
+    /// Modules without linears that are trained whole and saved with the adapters, by the ends of their names, as in PEFT: the embedding, the head and
+    /// norms. Example: ["embed_tokens", "lm_head"]. If the head shares the weight of the embedding, naming one of them gives each a weight of its
+    /// own, as in PEFT.
+    pub modules_to_save: Vec<String>,
     /// Values that replace r for linears whose names end with a match of a regular expression. Example: { q_proj = 8 }.
     pub rank_pattern: Pairs<usize>,
     /// Values that replace lora_alpha for linears whose names end with a match of a regular expression. Example: { q_proj = 32.0 }.
@@ -59,6 +63,7 @@ impl Default for LoraConfig {
             exclude_modules: Targets::NONE,
             layers_to_transform: Vec::new(),
             layers_pattern: Vec::new(),
+            modules_to_save: Vec::new(),
             rank_pattern: Pairs::default(),
             alpha_pattern: Pairs::default(),
             lora_dropout: 0.0,
@@ -77,7 +82,23 @@ impl LoraConfig {
         let LoraConfig { r, lora_alpha: alpha, lora_dropout: dropout, loraplus_lr_ratio: b_rate, .. } = *self;
         let LoraConfig { use_rslora, use_dora, .. } = *self;
         let (targets, exceptions) = (self.target_modules.clone(), self.exceptions());
-        (r > 0).then_some(Lora { r, alpha, dropout, b_rate, use_rslora, use_dora, targets, exceptions })
+        let modules_to_save = self.modules_to_save.clone();
+        (r > 0).then_some(Lora {
+            r,
+            alpha,
+            dropout,
+            b_rate,
+            use_rslora,
+            use_dora,
+            targets,
+            exceptions,
+            modules_to_save,
+        })
+    }
+
+    /// Returns whether the model without its adapters is the model that the run starts from: adapters are new, and no module is trained whole.
+    pub fn keeps_base(&self) -> bool {
+        self.r > 0 && self.init_from.as_os_str().is_empty() && self.modules_to_save.is_empty()
     }
 
     /// Returns the settings for single linears and layers.
@@ -107,7 +128,7 @@ impl LoraConfig {
 
     /// Returns this table with the settings of `lora` that a folder of adapters decides: all except the dropout and the learning rates.
     pub fn with(self, lora: Lora) -> LoraConfig {
-        let Lora { r, alpha, use_rslora, use_dora, targets, exceptions, .. } = lora;
+        let Lora { r, alpha, use_rslora, use_dora, targets, exceptions, modules_to_save, .. } = lora;
         let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = exceptions;
         LoraConfig {
             r,
@@ -118,6 +139,7 @@ impl LoraConfig {
             exclude_modules: exclude,
             layers_to_transform: layers,
             layers_pattern,
+            modules_to_save,
             rank_pattern: Pairs(ranks.into_iter().collect()),
             alpha_pattern: Pairs(alphas.into_iter().collect()),
             ..self

@@ -33,6 +33,11 @@ impl RunConfig {
     pub(super) fn problems(&self) -> Vec<String> {
         let mut problems = Problems(self.format_problems());
         problems.0.extend(self.lora_problems());
+        problems.0.extend(self.tokenizer.problems());
+        problems.demand(
+            self.tokenizer.chat_template.is_empty() || self.data.chat.chat_template_path.as_os_str().is_empty(),
+            "`tokenizer.chat_template` and `data.chat.chat_template_path` are both set, and a run has one chat template; remove one of them",
+        );
         problems.0.extend(self.objective_problems());
         self.check_paths(&mut problems);
         self.check_counts(&mut problems);

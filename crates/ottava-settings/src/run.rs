@@ -13,6 +13,7 @@ use crate::parallel::ParallelConfig;
 use crate::paths::flatten;
 use crate::router::RouterConfig;
 use crate::sentinel::SentinelConfig;
+use crate::tokenizer::TokenizerConfig;
 use crate::training::TrainingConfig;
 use ottava_checkpoint::with_experts_of;
 use ottava_common::error::{Error, Result};
@@ -40,6 +41,8 @@ pub struct RunConfig {
     pub seed: u64,
     /// The model.
     pub model: ModelConfig,
+    /// Changes to the tokenizer of the model.
+    pub tokenizer: TokenizerConfig,
     /// Adapters that are trained instead of the model.
     pub lora: LoraConfig,
     /// The data to train on and to validate with.
@@ -147,6 +150,7 @@ impl Default for RunConfig {
             device: DeviceChoice::Auto,
             seed: 42,
             model: ModelConfig::default(),
+            tokenizer: TokenizerConfig::default(),
             lora: LoraConfig::default(),
             data: DataConfig::default(),
             preference: PreferenceConfig::default(),
@@ -230,6 +234,9 @@ impl RunConfig {
         self.shape_policy(&mut sizes, file)?;
         self.shape_student(&mut sizes, file)?;
         sizes.lora = self.lora.adapters();
+        if sizes.lora.is_some() {
+            TokenizerConfig::expect_trained_rows(&sizes, &decoder_config(&ConfigFile::read(&self.model.path)?)?)?;
+        }
         sizes.embedding.noise = self.training.neftune_noise_alpha;
         Ok(with_experts_of(sizes, &self.model.path).with_adapters_beside_experts())
     }

@@ -43,7 +43,7 @@ fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
         (
             "[purple]\nproject = \"x\"\n",
             &[],
-            "`purple` is not a table of settings; there are [model], [lora], [data], ",
+            "`purple` is not a table of settings; there are [model], [tokenizer], [lora], [data], ",
         ),
         ("purple = true\n", &[], "`purple` is not a setting; configs/reference.toml lists all of them"),
         ("", &["purple=true"], "`purple` is not a setting; configs/reference.toml lists all of them"),

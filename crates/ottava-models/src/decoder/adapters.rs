@@ -16,10 +16,18 @@ impl Decoder {
     ///
     /// If ranks divide the model, each rank builds and loads its parts.
     ///
-    /// Errors with [`Error::Config`] if a target of `lora` is not a linear of the model, or if the model was not built with [`Lora::of_no_linear`].
+    /// Errors with [`Error::Config`] if a target of `lora` is not a linear of the model, if `lora` trained modules whole, or if the model was not built
+    /// with [`Lora::of_no_linear`].
     pub fn load_adapters(&self, lora: &Lora, weights: &mut dyn WeightSource) -> Result<Adapters> {
         if self.config.lora != Some(Lora::of_no_linear()) {
             return Err(Error::Config("adapters are loaded beside a model that is built for them".into()));
+        }
+        if !lora.modules_to_save.is_empty() {
+            return Err(Error::Config(format!(
+                "the adapter has modules that were trained whole (`modules_to_save`: {}), and adapters that are loaded beside a model share its embedding, \
+                 head and norms; load this adapter alone with --adapter, or merge it with `ottava merge`",
+                lora.modules_to_save.join(", ")
+            )));
         }
         let config = DecoderConfig { lora: Some(lora.clone()), ..self.config.clone() };
         // The other parameters of this second model are not loaded and take no memory.

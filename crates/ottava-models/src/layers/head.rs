@@ -109,6 +109,10 @@ impl Head {
             let shard = build.shard(tensor, Split::Vocabulary)?;
             Param::new(build, vec![shard], Init::Normal(std)).map(Some)
         };
+        if matches!(weight, HeadWeight::Embedding(_) | HeadWeight::Copy(_)) {
+            // Adapters that save the head give it a weight of its own.
+            build.description.modules.add(&format!("{name}.weight"), 0);
+        }
         let mut output = if wide_logits { HeadOutput::WideLogits(loss) } else { HeadOutput::Logits(loss) };
         let (mut own, mut fixed) = (build.place().share(vocabulary), name);
         let (name, weight) = match weight {
@@ -120,6 +124,7 @@ impl Head {
                 let prefix = if build.lora.is_some() { PEFT_PREFIX } else { "" };
                 let tensor = FolderTensor::new(format!("{prefix}{SCORE}.weight"), vec![1, channels]);
                 let shard = build.shard(tensor, Split::None)?;
+                build.description.modules.add(&format!("{SCORE}.weight"), 0);
                 (SCORE.to_string(), Some(Param::trained(build, vec![shard], Init::Normal(std))?))
             }
         };

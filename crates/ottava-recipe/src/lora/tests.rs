@@ -9,7 +9,7 @@ fn linears() -> Vec<String> {
 /// Returns the linears with adapters, without the prefix `model.layers.`.
 fn of(lora: &Lora) -> Vec<String> {
     let linears = linears();
-    lora.check(linears.iter()).unwrap();
+    lora.check(linears.iter(), &Modules::default()).unwrap();
     linears
         .iter()
         .filter(|linear| lora.has(linear))
@@ -35,10 +35,10 @@ fn a_regular_expression_matches_whole_names() {
         2,
         "each branch is whole"
     );
-    let error = with(pattern("q_proj")).check(linears().iter()).unwrap_err().to_string();
+    let error = with(pattern("q_proj")).check(linears().iter(), &Modules::default()).unwrap_err().to_string();
     assert!(error.contains("\"q_proj\" matches the whole name of no linear") && error.contains("`q_proj`"), "{error}");
     assert!(Pattern::new("(q_proj").unwrap_err().contains("is no regular expression"));
-    let slow = with(pattern(r"((?:.+)+)+(?=x)\1?#")).check(linears().iter());
+    let slow = with(pattern(r"((?:.+)+)+(?=x)\1?#")).check(linears().iter(), &Modules::default());
     assert!(slow.is_err(), "no hang, and no silent mismatch");
 }
 
@@ -59,7 +59,8 @@ fn excluded_linears_and_layers_have_no_adapters() {
     let whole = names(&["v_proj", "model.layers.7.self_attn.q_proj"]);
     assert_eq!(of(&with(whole, layers(&[1], &[]))), ["1.self_attn.v_proj", "7.self_attn.q_proj"]);
     for exceptions in [layers(&[1], &["blocks"]), layers(&[99], &[]), exclude(names(&["v_proj"]))] {
-        let error = with(names(&["v_proj"]), exceptions).check(linears().iter()).unwrap_err().to_string();
+        let error =
+            with(names(&["v_proj"]), exceptions).check(linears().iter(), &Modules::default()).unwrap_err().to_string();
         assert!(error.contains("no linear of this model's blocks is left"), "{error}");
     }
 }
@@ -82,12 +83,47 @@ fn ranks_and_factors_may_depend_on_names() {
     assert_eq!(of("model.layers.1.mlp.down_proj"), (16, 1.0));
     assert_eq!(of("model.layers.2.mlp.down_proj"), (8, 2.0));
     assert_eq!(of("model.layers.2.mlp.xq_proj"), (8, 2.0), "patterns begin after a dot");
-    lora.check(linears().iter()).unwrap();
+    lora.check(linears().iter(), &Modules::default()).unwrap();
     let error = |of: &[(&str, usize)]| {
         let exceptions = Exceptions { ranks: patterns(of), ..Exceptions::default() };
-        Lora { exceptions, ..Lora::default() }.check(linears().iter()).unwrap_err().to_string()
+        Lora { exceptions, ..Lora::default() }.check(linears().iter(), &Modules::default()).unwrap_err().to_string()
     };
     assert!(error(&[("q_proj", 4), (".*_proj", 8)]).contains("`.*_proj` and `q_proj` both match"));
     assert!(error(&[("(q_proj", 4)]).contains("is no regular expression"));
     assert!(error(&[("q_proj", 0)]).contains("the rank of `q_proj` is 0"));
+}
+
+/// Entries match the ends of names, as in PEFT, and never a linear of a block or a module that contains one.
+#[test]
+fn modules_to_save_are_modules_without_linears() {
+    let mut modules = Modules::default();
+    for tensor in
+        ["model.embed_tokens.weight", "model.layers.0.input_layernorm.weight", "model.norm.weight", "lm_head.weight"]
+    {
+        modules.add(tensor, 0);
+    }
+    modules.add("model.layers.0.self_attn.q_proj.bias", 0);
+    modules.add("model.layers.0.self_attn.sinks", 0);
+    linears().iter().for_each(|linear| modules.add_frozen(&format!("{linear}.weight")));
+    let check = |saved: &[&str]| {
+        let lora = Lora { modules_to_save: saved.iter().map(|name| name.to_string()).collect(), ..Lora::default() };
+        lora.check(linears().iter(), &modules).map(|()| lora).map_err(|error| error.to_string())
+    };
+    let lora = check(&["embed_tokens", "norm", "lm_head"]).unwrap();
+    assert!(
+        lora.saves("model.layers.0.input_layernorm") && lora.saves("model.norm") && !lora.saves("model.layers.0.mlp")
+    );
+    for (saved, words) in [
+        ("q_proj", "`q_proj` matches `model.layers.0.self_attn.q_proj`, which has weights that stay frozen"),
+        ("self_attn", "`self_attn` matches `model.layers.0.self_attn`, which has weights"),
+        ("layers.3", "`layers.3` matches `model.layers.3`"),
+        (
+            "wte",
+            "`wte` is no module of this model; modules that can be trained whole are `embed_tokens`, `input_layernorm`, `lm_head`, `norm`",
+        ),
+        ("", "an empty name matches every module"),
+    ] {
+        let error = check(&["lm_head", saved]).unwrap_err();
+        assert!(error.contains("`modules_to_save`: ") && error.contains(words), "{saved}: {error}");
+    }
 }

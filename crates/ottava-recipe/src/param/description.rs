@@ -1,6 +1,6 @@
 //! The description of a model's layers, recorded while it is built. Plans, benchmarks and warnings read only this description.
 
-use crate::lora::Lora;
+use crate::lora::{Lora, Modules};
 use crate::recurrent::RecurrentSpec;
 use crate::scaling::AmaxGroup;
 use crate::{Decision, LinearSite, Recipe};
@@ -35,6 +35,8 @@ pub struct Description {
     pub mixers: [Vec<usize>; 2],
     /// The name of each cast, and the ranks that share its scale.
     pub casts: Vec<(String, AmaxGroup)>,
+    /// The modules of the model, if it has adapters.
+    pub modules: Modules,
 }
 
 /// The floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200. They are assumed for other models too.
@@ -91,7 +93,13 @@ impl Description {
         let products: usize = sites.map(|site| site.outputs * site.inputs * site.matrices()[1]).sum();
         let products = match self.frozen {
             0 => 6.0 * products as f64,
-            _ => 4.0 * products as f64 + 6.0 * self.parameters as f64,
+            _ => {
+                let adapters = self.parameters - self.modules.trained_values();
+                // A head that is trained whole also has a gradient. The embedding and norms have no products.
+                let head = self.head.as_ref().filter(|head| self.modules.trains(&head.name));
+                let head = head.map_or(0, |head| head.outputs * head.inputs);
+                4.0 * products as f64 + 6.0 * adapters as f64 + 2.0 * head as f64
+            }
         };
         let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window, seq_len)).sum();
         let states: usize = self.recurrent.iter().map(state_products).sum();
@@ -168,7 +176,7 @@ impl Description {
     /// Errors when a pattern or a target matches nothing.
     pub fn check(&self, recipe: &Recipe, lora: Option<&Lora>) -> Result<()> {
         if let Some(lora) = lora {
-            lora.check(self.adaptable())?;
+            lora.check(self.adaptable(), &self.modules)?;
         }
         // No setting casts a linear whose name is fixed.
         let sites = self.linears.iter().map(|(site, _)| site).filter(|site| !self.fixed.contains(&site.name));

@@ -13,9 +13,10 @@ use super::gradient::{GradFormat, Gradient};
 use super::identity::{Identity, Stack};
 use super::loan::{Loan, LoanedWeight};
 use super::ownership::Ownership;
-use super::shard::Shard;
+use super::shard::{FolderLayout, Shard};
 use super::weights::Weights;
 use crate::Cast;
+use crate::lora::{PEFT_PREFIX, module_of};
 use crate::scaling::{Casts, Slot, Values};
 use crate::storage::{Formats, Masters, Storage};
 use ottava_common::error::{Error, Result};
@@ -43,10 +44,25 @@ pub struct Param {
 }
 
 impl Param {
-    /// Creates a parameter of stacked `shards` that are loaded later. Its gradient is in F32 or F64.
-    pub fn new(build: &mut Builder, shards: Vec<Shard>, init: Init) -> Result<Param> {
+    /// Creates a parameter of stacked `shards` that are loaded later. Its gradient is in F32 or F64. Beside adapters, it is trained if the adapters
+    /// save its module.
+    pub fn new(build: &mut Builder, mut shards: Vec<Shard>, init: Init) -> Result<Param> {
         let sums = GradFormat::Plain(real_type(build.recipe.compute));
-        Param::with_gradient(build, shards, init, sums, build.lora.is_some())
+        let Some(lora) = build.lora else { return Param::with_gradient(build, shards, init, sums, false) };
+        let name = shards[0].tensor.name.clone();
+        // PEFT has no names for tensors that a folder stores in another layout.
+        let is_plain = shards.iter().all(|shard| shard.tensor.layout == FolderLayout::Same);
+        let is_saved = is_plain && lora.saves(module_of(&name));
+        if is_saved {
+            shards.iter_mut().for_each(|shard| shard.tensor.name.insert_str(0, PEFT_PREFIX));
+        }
+        let param = Param::with_gradient(build, shards, init, sums, !is_saved)?;
+        let trained = if is_saved { param.weights.shape().iter().product() } else { 0 };
+        match is_plain {
+            true => build.description.modules.add(&name, trained),
+            false => build.description.modules.add_frozen(&name),
+        }
+        Ok(param)
     }
 
     /// Returns the same vector, stored in the type of sums, regardless of the compute type and the format of other master weights.
@@ -70,6 +86,9 @@ impl Param {
             ),
             Purpose::Infer => (GradFormat::Plain(real_type(compute)), false),
         };
+        if build.lora.is_some() {
+            shards.iter().for_each(|shard| build.description.modules.add_frozen(&shard.tensor.name));
+        }
         let mut param = Param::with_gradient(build, shards, init, format, build.lora.is_some())?;
         let in_four_bits = matches!(build.purpose, Purpose::Train(memory) if memory.four_bit);
         if in_four_bits && build.block.is_some() && !param.is_trained() {

@@ -52,6 +52,9 @@ impl Trainer {
             (Trainer::Trl, "beta" | "temperature" | "max_new_tokens", _) => {
                 Some((of_objective(key, table)?, value.clone()))
             }
+            (_, "lora_dropout", _) if self.switches_dropout_off(table) => {
+                Some(("lora.lora_dropout", Value::Float(0.0)))
+            }
             // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax.
             (Trainer::Axolotl | Trainer::LlamaFactory, "fp8", Some(true)) => {
                 Some(("precision.recipe", Value::String("fp8-current".into())))
@@ -66,6 +69,15 @@ impl Trainer {
                 Some(("data.packing", Value::String("bfd".into())))
             }
             _ => None,
+        }
+    }
+
+    /// Whether the trainer of a file with the keys of `table` switches all dropout off, as trainers of preferences do by default.
+    fn switches_dropout_off(self, table: &Map<String, Json>) -> bool {
+        match self {
+            Trainer::Trl => is_of_preferences(table) && table.get("disable_dropout") != Some(&Json::Bool(false)),
+            Trainer::LlamaFactory => table.get("stage").is_some_and(|stage| stage == "dpo" || stage == "kto"),
+            _ => false,
         }
     }
 
@@ -119,6 +131,9 @@ impl Trainer {
         }
         if self == Trainer::Trl && table.get("use_peft").is_some_and(|uses| uses == true) {
             defaults.extend([("lora.r", "16".into()), ("lora.lora_alpha", "32.0".into())]);
+            if !self.switches_dropout_off(table) {
+                defaults.push(("lora.lora_dropout", "0.05".into()));
+            }
         }
         defaults
     }

@@ -219,8 +219,25 @@ impl Import<'_> {
         }
     }
 
+    /// Writes the entry `name` of our key `ours`, whose value is a table with names of the user's choice.
+    fn add_entry(&mut self, path: &str, ours: &str, name: &str, value: Value) {
+        let entry = Table::from_iter([(name.to_string(), value)]);
+        if let Some(reason) = self.known.mistake(ours, &Value::Table(entry.clone())) {
+            return self.refuse(path, &reason);
+        }
+        match self.ours.iter_mut().find(|setting| setting.path == ours) {
+            Some(Setting { value: Value::Table(before), .. }) => before.extend(entry),
+            _ => self.ours.push(Setting { path: ours.into(), value: Value::Table(entry), comment: String::new() }),
+        }
+    }
+
     /// Writes `value` at `ours`, in the form that the key has.
     fn add(&mut self, path: &str, ours: &str, value: Value) {
+        let of_table =
+            ours.rsplit_once('.').filter(|(table, _)| keys::find(ours).is_none() && keys::find(table).is_some());
+        if let Some((table, name)) = of_table {
+            return self.add_entry(path, table, name, value);
+        }
         let mut value = value;
         if let Some(text) = value.as_str().filter(|_| self.known.is_list(ours)) {
             let parts = text.split(',').map(|part| Value::String(part.trim().to_string()));

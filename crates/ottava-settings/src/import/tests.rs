@@ -61,6 +61,7 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     assert_eq!((config.data.max_length, config.data.val_set_size), (4096, 0.05));
     assert_eq!((config.data.packing, config.data.records.formatting.as_str()), (ottava_data::Packing::Bfd, "alpaca"));
     assert_eq!((config.lora.r, config.lora.lora_alpha, config.lora.lora_dropout), (32, 16.0, 0.05));
+    assert_eq!(config.lora.modules_to_save, ["embed_tokens"]);
     let t = &config.training;
     assert_eq!((t.per_device_train_batch_size, t.gradient_accumulation_steps, t.num_train_epochs), (2, 4, 4.0));
     assert_eq!((config.optimizer.learning_rate, config.lr_scheduler.warmup_steps), (2e-4, Warmup::Steps(10)));
@@ -71,7 +72,6 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
     let refused = imported.refused.join("\n");
     for (line, words) in [
         (3, "`load_in_8bit`: base weights in 8 bit"),
-        (18, "`lora_modules_to_save`: single weights cannot be frozen"),
         (25, "`optimizer`: write `state_dtype = \"float8\"`"),
         (32, "`evals_per_epoch`: write `eval_steps`"),
         (34, "`purple`: this key is not known"),
@@ -79,7 +79,7 @@ fn a_file_of_axolotl_is_translated_and_what_is_left_is_named() {
         assert!(refused.contains(&format!("lora.yml:{line}: {words}")), "{line} {words} in {refused}");
     }
     assert_eq!(config.precision.recipe, ottava_recipe::RecipeName::Fp8Current, "`bf16` is the type of the rest");
-    assert_eq!(imported.refused.len(), 7, "these, and the file that is not there: {refused}");
+    assert_eq!(imported.refused.len(), 6, "these, and the file that is not there: {refused}");
     let needless = imported.needless.join("\n");
     assert!(needless.contains(":21: `wandb_watch`") && needless.contains("`special_tokens.pad_token`"), "{needless}");
     assert!(!needless.contains("wandb_project"), "a key without a value has its default");
@@ -149,10 +149,11 @@ fn a_file_of_llama_factory_is_translated_with_its_data_sets() {
     assert_eq!(config.lr_scheduler.warmup_steps, Warmup::Share(0.1));
     assert_eq!((config.parallel.communication.collective_timeout, config.data.max_length), (2_592_000, 2048));
     let refused = imported.refused.join("\n");
-    for words in ["`trust_remote_code`", "`template`", "`max_samples`"] {
+    assert_eq!(config.tokenizer.chat_template, "llama3");
+    for words in ["`trust_remote_code`", "`max_samples`"] {
         assert!(refused.contains(words), "{words} in {refused}");
     }
-    assert_eq!(imported.refused.len(), 3, "{refused}");
+    assert_eq!(imported.refused.len(), 2, "{refused}");
     assert_eq!(imported.needless.len(), 5, "{:?}", imported.needless);
 }
 
@@ -263,6 +264,47 @@ fn losses_of_trl_are_translated() {
     let rate = |keys: &str| of(keys).optimizer.learning_rate;
     assert_eq!(["", "loss_type: nll\n"].map(rate), [2e-5; 2], "the default of SFTConfig");
     assert_eq!(["beta: 0.2\n", "loss_type: [ipo]\n"].map(rate), [1e-6; 2], "the default of DPOConfig and KTOConfig");
+}
+
+#[test]
+fn tokens_and_templates_are_translated() {
+    let axolotl = "base_model: m\nmax_steps: 9\ndatasets: []\nchat_template: chatml\ntokens: [<a>]\nspecial_tokens:\n  eos_token: <e>\n  \
+                   bos_token: <b>\n  pad_token: <p>\n  additional_special_tokens: [<c>]\n";
+    let (imported, config) = imported("run.yml", axolotl, &[]);
+    let tokenizer = config.tokenizer;
+    assert_eq!((tokenizer.added_tokens, tokenizer.added_special_tokens), (vec!["<a>".into()], vec!["<c>".to_string()]));
+    assert_eq!(
+        tokenizer.special_tokens.0,
+        [("eos_token", "<e>"), ("bos_token", "<b>")].map(|(a, b)| (a.into(), b.into()))
+    );
+    assert_eq!((tokenizer.chat_template.as_str(), imported.refused.len()), ("chatml", 0), "{:?}", imported.refused);
+    let factory = "model_name_or_path: m\nmax_steps: 9\nstage: sft\nadd_special_tokens: <a>,<b>\ntemplate: qwen3\n";
+    let (imported, config) = super::tests::imported("run.yaml", factory, &[]);
+    assert_eq!(config.tokenizer.added_special_tokens, ["<a>", "<b>"]);
+    assert!(imported.refused.join("\n").contains("built-in templates are \"chatml\""), "{:?}", imported.refused);
+    let trl = "model_name_or_path: m\ndataset_name: d.jsonl\nmax_steps: 9\neos_token: <e>\n";
+    let (_, config) = super::tests::imported("run.yaml", trl, &[]);
+    assert_eq!(config.tokenizer.special_tokens.0, [("eos_token".to_string(), "<e>".to_string())]);
+}
+
+/// Trainers of preferences of TRL and LLaMA-Factory switch dropout off by default; adapters of TRL have dropout by default.
+#[test]
+fn dropout_is_the_dropout_that_the_trainer_applies() {
+    let of = |file: &str| {
+        imported("run.yaml", &format!("model_name_or_path: m\nmax_steps: 9\n{file}"), &[]).1.lora.lora_dropout
+    };
+    let trl = "dataset_name: d.jsonl\nuse_peft: true\n";
+    for (keys, dropout) in [
+        ("", 0.05),
+        ("lora_dropout: 0.1\n", 0.1),
+        ("beta: 0.1\n", 0.0),
+        ("beta: 0.1\nlora_dropout: 0.1\n", 0.0),
+        ("beta: 0.1\nlora_dropout: 0.1\ndisable_dropout: false\n", 0.1),
+    ] {
+        assert_eq!(of(&format!("{trl}{keys}")), dropout, "{keys}");
+    }
+    let factory = "finetuning_type: lora\nlora_dropout: 0.1\nstage: ";
+    assert_eq!(["sft\n", "dpo\n", "kto\n"].map(|stage| of(&format!("{factory}{stage}"))), [0.1, 0.0, 0.0]);
 }
 
 /// CPOTrainer adds the likelihood of the chosen completions to each loss, and LLaMA-Factory to none.

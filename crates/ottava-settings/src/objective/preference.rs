@@ -194,15 +194,18 @@ impl PreferenceConfig {
         if !self.has_reference() {
             return Ok(());
         }
-        let is_base = lora.r > 0 && lora.init_from.as_os_str().is_empty();
-        if !*self.precompute_ref_log_probs.get_or_insert(!is_base) && lora.r == 0 {
-            return Err(Error::Config(
-                "`preference.precompute_ref_log_probs` is false, and `lora.r` is 0: without adapters, no reference model is left after the first \
-                 step; set it to true or \"auto\""
-                    .into(),
-            ));
+        let trains_base = match lora {
+            LoraConfig { r: 0, .. } => "`lora.r` is 0",
+            LoraConfig { modules_to_save, .. } if !modules_to_save.is_empty() => "`lora.modules_to_save` is set",
+            _ => "",
+        };
+        match *self.precompute_ref_log_probs.get_or_insert(!lora.keeps_base()) || trains_base.is_empty() {
+            true => Ok(()),
+            false => Err(Error::Config(format!(
+                "`preference.precompute_ref_log_probs` is false, and {trains_base}: weights of the base are trained, so no reference model is left \
+                 after the first step; set it to true or \"auto\""
+            ))),
         }
-        Ok(())
     }
 }
 

@@ -62,7 +62,7 @@ impl RunConfig {
     /// `config.json` of the model that is trained: the file in `model.path`, or the file of a reward model that starts from `model.path`.
     /// `padding` is the padding token of the tokenizer, for a reward model.
     pub fn model_config(&self, padding: Option<u32>) -> Result<ConfigFile> {
-        let file = ConfigFile::read(&self.model.path)?;
+        let file = self.tokenizer.apply(ConfigFile::read(&self.model.path)?)?;
         match (self.preference.trains_reward_model(), is_reward_model(&file)?) {
             (true, _) => reward_model(&file, padding),
             (false, false) => Ok(file),

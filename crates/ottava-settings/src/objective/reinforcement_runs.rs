@@ -85,9 +85,10 @@ impl RunConfig {
     }
 
     /// Returns whether the run of reinforcement learning keeps the model of the start as the reference model. With adapters, the reference model is
-    /// the trained model without its adapters.
+    /// the trained model without its adapters, unless other modules are trained too.
     pub fn has_reference_policy(&self) -> bool {
-        self.reinforcement.is_on() && self.reinforcement.loss.beta > 0.0 && self.lora.r == 0
+        let trains_base = self.lora.r == 0 || !self.lora.modules_to_save.is_empty();
+        self.reinforcement.is_on() && self.reinforcement.loss.beta > 0.0 && trains_base
     }
 
     /// Returns the sizes of the reward model in `folder`, which the reward `name` reads.

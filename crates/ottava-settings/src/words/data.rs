@@ -45,14 +45,21 @@ pub(super) const ROWS: &[Row] = &[
     ("ms_hub_token", Needless(LOCAL)),
     ("low_cpu_mem_usage", Needless("weights are read tensor by tensor")),
     ("device_map", Needless("`device` at the top of the file is \"auto\", \"cuda\" or \"cpu\"")),
-    ("special_tokens", Only(&["{}"], NEW_TOKENS)),
-    ("tokens", Only(&["[]"], NEW_TOKENS)),
-    ("add_tokens", Not(NEW_TOKENS)),
-    ("add_special_tokens", Not(NEW_TOKENS)),
-    ("added_tokens_overrides", Not(NEW_TOKENS)),
-    ("resize_vocab", Only(&["false"], NEW_TOKENS)),
-    ("resize_token_embeddings_to_32x", Only(&["false"], NEW_TOKENS)),
-    ("eos_token", Needless("the end of a text comes from the tokenizer's files; `ottava plan` prints it")),
+    ("special_tokens", Is("tokenizer.special_tokens")),
+    ("special_tokens.additional_special_tokens", Is("tokenizer.added_special_tokens")),
+    ("special_tokens.bos_token", Is("tokenizer.special_tokens.bos_token")),
+    ("special_tokens.unk_token", Is("tokenizer.special_tokens.unk_token")),
+    ("tokens", Is("tokenizer.added_tokens")),
+    ("add_tokens", Is("tokenizer.added_tokens")),
+    ("add_special_tokens", Is("tokenizer.added_special_tokens")),
+    ("new_special_tokens", Is("tokenizer.added_special_tokens")),
+    ("added_tokens_overrides", Not("tokens keep their names; `added_tokens` under [tokenizer] adds new ones")),
+    ("resize_vocab", Needless("embedding and head get rows for the tokens of [tokenizer]")),
+    (
+        "resize_token_embeddings_to_32x",
+        Values("tokenizer.pad_vocab_to_multiple_of", &[("true", As("32")), ("false", Nothing)]),
+    ),
+    ("eos_token", Is("tokenizer.special_tokens.eos_token")),
     ("pad_token", Needless("padding is never a token of the loss, so no token is needed for it")),
     ("eot_tokens", Needless("the chat template writes the ends of turns")),
     ("unfrozen_parameters", Not(FREEZE)),
@@ -143,14 +150,15 @@ pub(super) const ROWS: &[Row] = &[
     // Adapters; lora_alpha, lora_dropout, use_rslora and use_dora are ours as well.
     ("adapter", Values("lora.r", &[("lora", Nothing), ("qlora", Nothing)])),
     ("use_peft", Only(&["true"], "`r` under [lora] is 0")),
+    ("disable_dropout", Needless("the one dropout is `lora_dropout` under [lora]")),
     ("lora_r", Is("lora.r")),
     ("lora_rank", Is("lora.r")),
     ("lora_target_modules", Is("lora.target_modules")),
     ("lora_target", Values("lora.target_modules", &[("all", As("\"all-linear\""))])),
     ("lora_target_linear", Values("lora.target_modules", &[("true", As("\"all-linear\"")), ("false", Nothing)])),
     ("lora_target_parameters", Only(NONE, "adapters are for linears: `target_modules` under [lora]")),
-    ("lora_modules_to_save", Only(NONE, FREEZE)),
-    ("additional_target", Only(NONE, FREEZE)),
+    ("lora_modules_to_save", Is("lora.modules_to_save")),
+    ("additional_target", Is("lora.modules_to_save")),
     ("lora_fan_in_fan_out", Only(&["false"], "weights are [outputs, inputs] in every family")),
     ("lora_model_dir", Is("lora.init_from")),
     ("adapter_name_or_path", Is("lora.init_from")),
@@ -260,17 +268,19 @@ pub(super) const ROWS: &[Row] = &[
     ("text_column", Is("data.records.text_field")),
     (
         "chat_template",
-        Not(
-            "the template of the tokenizer's folder is used; name a file with another one in `chat_template_path` under [data]",
+        Values(
+            "tokenizer.chat_template",
+            &[
+                ("tokenizer_default", Nothing),
+                ("tokenizer_default_fallback_chatml", Nothing),
+                ("jinja", Never(OWN_TEMPLATE)),
+                ("phi_3", As("\"phi3\"")),
+                ("phi_35", As("\"phi3\"")),
+            ],
         ),
     ),
-    (
-        "template",
-        Not(
-            "the template of the tokenizer's folder is used; name a file with another one in `chat_template_path` under [data]",
-        ),
-    ),
-    ("chat_template_jinja", Not("write the template into a file and name it in `chat_template_path` under [data]")),
+    ("template", Values("tokenizer.chat_template", &[("phi", As("\"phi3\""))])),
+    ("chat_template_jinja", Not(OWN_TEMPLATE)),
     ("default_system", Not("write the system message into the records")),
     ("default_system_message", Not("write the system message into the records")),
     ("max_samples", Not("set `max_steps` under [training], or name a file with fewer records")),
@@ -309,8 +319,7 @@ const TOKENIZER: &str =
 const FROM_CONFIG: &str = "the family comes from config.json";
 const MODEL_CONFIG: &str = "change config.json in the model folder";
 const LOCAL: &str = "models and data are read where `model.path` and `data.train_files` name them: local paths, or names of the Hub with @REVISION; the token is HF_TOKEN, and the cache is HF_HUB_CACHE";
-const NEW_TOKENS: &str =
-    "tokens are not added; change the tokenizer's files and the embeddings in the model folder first";
+const OWN_TEMPLATE: &str = "write the template into a file and name it in `chat_template_path` under [data.chat]";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
 const STAGES: &str = "of preferences, runs train the losses of TRL's DPOTrainer, CPOTrainer, ORPOTrainer and KTOTrainer and reward models, as docs/preferences.md lists them; others are not implemented";
 const TEACHER: &str = "the teacher reads completions of the data or of the student; the teacher draws no completions";

@@ -19,7 +19,14 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("trust_remote_code = true", "refused: never run"),
             ("load_in_8bit = false", ""),
             ("strict = false", "needless: unknown key"),
-            ("chat_template = \"chatml\"", "refused: `chat_template_path`"),
+            ("chat_template = \"chatml\"", "tokenizer.chat_template = \"chatml\""),
+            ("chat_template = \"phi_3\"", "tokenizer.chat_template = \"phi3\""),
+            ("chat_template = \"tokenizer_default\"", ""),
+            ("chat_template = \"jinja\"", "refused: `chat_template_path`"),
+            ("tokens = [\"<x>\"]", "tokenizer.added_tokens = [\"<x>\"]"),
+            ("special_tokens.eos_token = \"<x>\"", "tokenizer.special_tokens.eos_token = \"<x>\""),
+            ("special_tokens.pad_token = \"<x>\"", "needless: padding is never"),
+            ("resize_token_embeddings_to_32x = true", "tokenizer.pad_vocab_to_multiple_of = 32"),
             ("dataset_prepared_path = \"p\"", "data.cache_dir = \"p\""),
             ("val_set_size = 0.05", "unknown"),
             ("sequence_len = 4096", "data.max_length = 4096"),
@@ -59,7 +66,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("evals_per_epoch = 4", "refused: `eval_steps`"),
             ("saves_per_epoch = 1", "refused: `save_steps`"),
             ("deepspeed = \"zero3.json\"", "refused: `ottava import`"),
-            ("special_tokens = {}", ""),
+            ("special_tokens = {}", "tokenizer.special_tokens = {}"),
             ("eot_tokens = [\"<end_of_turn>\"]", "needless: chat template"),
             ("rl = \"dpo\"", "preference.loss_type = \"sigmoid\""),
             ("reward_model = true", "preference.loss_type = \"bradley_terry\""),
@@ -95,7 +102,9 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("lora_rank = 8", "lora.r = 8"),
             ("lora_target = \"all\"", "lora.target_modules = \"all-linear\""),
             ("pissa_init = true", "refused: plain LoRA"),
-            ("template = \"llama3\"", "refused: `chat_template_path`"),
+            ("template = \"llama3\"", "tokenizer.chat_template = \"llama3\""),
+            ("add_special_tokens = \"<x>\"", "tokenizer.added_special_tokens = \"<x>\""),
+            ("resize_vocab = true", "needless: rows for the tokens"),
             ("cutoff_len = 2048", "data.max_length = 2048"),
             ("max_samples = 1000", "refused: fewer records"),
             ("overwrite_cache = true", "needless: prepared again"),
@@ -176,7 +185,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("use_liger_kernel = true", "needless: fused kernels"),
             ("data_seed = 3", "needless: `seed`"),
             ("remove_unused_columns = false", "needless: not read"),
-            ("lora_modules_to_save = [\"lm_head\"]", "refused: frozen or thawed"),
+            ("lora_modules_to_save = [\"lm_head\"]", "lora.modules_to_save = [\"lm_head\"]"),
             ("fsdp = \"full_shard\"", "parallel.zero = 3"),
             ("fsdp = \"hybrid_shard auto_wrap\"", "refused: within groups"),
             ("fsdp_config.fsdp_backward_prefetch = \"x\"", "needless: blocks are gathered"),
@@ -337,7 +346,9 @@ fn translations_are_settings_that_are_read() {
             Meaning::Values(ours, values) => (ours, *values),
             _ => continue,
         };
-        assert!(keys::find(ours).is_some(), "`{name}` is `{ours}`, which is no setting");
+        // The user chooses the names in some tables.
+        let of_table = || ours.rsplit_once('.').and_then(|(table, _)| keys::find(table));
+        assert!(keys::find(ours).or_else(of_table).is_some(), "`{name}` is `{ours}`, which is no setting");
         for (_, answer) in values {
             let Answer::As(text) = answer else { continue };
             let mut table = toml::Table::new();

@@ -41,7 +41,7 @@ impl FrozenModel {
             return FrozenModel::new(scope, sizes, recipe, device, seq_len, &mut weights);
         }
         verify_model(folder)?;
-        let mut weights = FolderWeights::open(folder)?.on(device);
+        let mut weights = FolderWeights::open_for(folder, sizes)?.on(device);
         let model = FrozenModel::new(scope, sizes, recipe, device, seq_len, &mut weights)?;
         weights.finish(sizes)?;
         Ok(model)
@@ -104,7 +104,7 @@ impl FrozenModel {
 /// Errors with [`Error::Config`] if the tokenizer in `folder` has other tokens than the tokenizer of the run. A folder without a tokenizer passes.
 /// `what` names the model of the folder, and `consequence` says why other tokens cannot be used.
 pub(super) fn expect_tokens(what: &str, folder: &Path, run: &RunConfig, consequence: &str) -> Result<()> {
-    let own = run.model.tokenizer_path();
+    let own = run.tokenizer_path();
     if !folder.join("tokenizer.json").exists() || Tokenizer::load(folder)?.has_tokens_of(&Tokenizer::load(own)?) {
         return Ok(());
     }

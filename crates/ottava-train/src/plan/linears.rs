@@ -69,6 +69,7 @@ pub(super) fn linears(model: &Description, recipe: &Recipe) -> Vec<LinearPlan> {
     let plans = kinds.iter().flat_map(|kind| linear_plans(kind, recipe.compute)).chain(head);
     let wgrad = |plan: LinearPlan| match model.frozen {
         0 => plan,
+        _ if model.modules.trains(&plan.name) => plan,
         _ => LinearPlan { wgrad: "none, the weight is frozen".into(), ..plan },
     };
     plans.map(wgrad).collect()

@@ -255,8 +255,9 @@ impl DryRun {
 fn precisions(config: &RunConfig) -> Vec<StepPrecision> {
     let s = &config.sentinel;
     let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
-    let some_are_high =
-        !config.precision.exceptions.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high) || s.compares_metric();
+    let some_are_high = !config.precision.exceptions.high_precision_steps.is_empty()
+        || (s.sentinel_steps > 0 && policy_is_high)
+        || s.compares_metric();
     [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)].into_iter().flatten().collect()
 }
 
@@ -401,7 +402,10 @@ fn describe(scope: &str, config: &ResolvedConfig) -> String {
         "weights" if config.run.optimizer.formats().masters == Masters::Remainder => {
             "weights, with their remainders".into()
         }
-        "weights" if config.run.lora.r > 0 => format!("adapters, {}", config.run.precision.recipe().compute),
+        "weights" if config.run.lora.r > 0 => {
+            let modules = if config.run.lora.modules_to_save.is_empty() { "" } else { " and modules trained whole" };
+            format!("adapters{modules}, {}", config.run.precision.recipe().compute)
+        }
         "weights" => format!("weights, {}", config.run.precision.recipe().compute),
         "frozen weights" => format!("frozen weights, {}", config.run.precision.recipe().compute),
         "FP8 codes of frozen weights" => "FP8 codes of frozen weights, which backward transposes".into(),

@@ -20,7 +20,7 @@ impl Inputs {
     /// Reads the inputs of a new or a `resumed` run. One rank prepares the tokens, then all `ranks` read them.
     pub(super) fn read(config: &RunConfig, resumed: Option<&Resumed>, ranks: &Ranks) -> Result<Inputs> {
         let prepared = || -> Result<_> {
-            let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+            let tokenizer = Tokenizer::load(config.tokenizer_path())?;
             let data = config.prepare_data(&tokenizer)?;
             Ok((tokenizer, data))
         };
@@ -56,9 +56,9 @@ impl Inputs {
                 }
             }
         }
-        let mut template =
-            FolderTemplate::read(&config.model.path, config.model.tokenizer_path(), tokenizer.eos_ids())?
-                .with_chat_template(&config.data.chat.chat_template_path)?;
+        let mut template = FolderTemplate::read(&config.model.path, config.tokenizer_path(), tokenizer.eos_ids())?
+            .with_chat_template(&config.data.chat.chat_template_path)?
+            .with_special_ids(config.tokenizer.ids());
         template.config = config.model_config(tokenizer.padding_id())?;
         let sizes = config.trained_sizes(&template.config)?;
         tokenizer.check_fits(sizes.vocabulary)?;

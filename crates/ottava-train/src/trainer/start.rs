@@ -57,10 +57,10 @@ pub fn build<T>(
         weights.finish()?;
         return Ok(made);
     };
-    let mut base = FolderWeights::open(folder)?.on(device);
+    let mut base = FolderWeights::open_for(folder, sizes)?.on(device);
     let new_score = sizes.head.score && !is_reward_model(&ConfigFile::read(folder)?)?;
     let new = random();
-    let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score);
+    let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score).for_model(sizes);
     let made = make(&mut weights)?;
     weights.finish()?;
     base.finish(sizes)?;

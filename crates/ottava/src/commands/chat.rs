@@ -10,7 +10,7 @@ use clap::Args;
 use ottava_common::{Error, Result, interrupt};
 use ottava_data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_engine::complete;
-use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
+use ottava_models::{ConfigFile, DecoderConfig};
 use serde_json::{Map, Value, json};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -76,8 +76,9 @@ impl ChatCommand {
         self.decoding.check(&ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
-            let (tokenizer, template) = (Tokenizer::load(folder)?, chat_template(folder, kwargs.clone())?);
-            let sizes = decoder_config(&config)?;
+            let sizes = self.how.sizes(&config)?;
+            let texts = self.how.texts(folder, &sizes)?;
+            let (tokenizer, template) = (Tokenizer::load(&texts)?, chat_template(&texts, kwargs.clone())?);
             let model = self.how.load(folder, &config, self.capacity(&sizes), &ranks)?;
             let draft = self.decoding.draft(&self.how, &tokenizer, self.capacity(&sizes), &ranks)?;
             Ok(((model, draft), folder.to_path_buf(), tokenizer, template, sizes))

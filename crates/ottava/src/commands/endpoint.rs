@@ -36,7 +36,7 @@ pub fn start(config: &RunConfig) -> Result<Endpoint> {
         allowed_origins: Vec::new(),
         strict: false,
     };
-    let (tokenizer, sizes) = (Tokenizer::load(config.model.tokenizer_path())?, config.decoder_config()?);
+    let (tokenizer, sizes) = (Tokenizer::load(config.tokenizer_path())?, config.decoder_config()?);
     let template = config.chat_template(&tokenizer)?;
     let model = Model {
         root: name,

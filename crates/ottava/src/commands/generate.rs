@@ -11,7 +11,7 @@ use clap::Args;
 use ottava_common::{Error, Result};
 use ottava_data::{Chat, Tokenizer};
 use ottava_engine::{Completion, TextRequest, complete};
-use ottava_models::{ConfigFile, decoder_config};
+use ottava_models::ConfigFile;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -79,9 +79,10 @@ impl Generate {
         self.decoding.check(&ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
-            let tokenizer = Tokenizer::load(folder)?;
-            let sizes = decoder_config(&config)?;
-            let prompts = self.tokenize(&prompts, folder, &tokenizer)?;
+            let sizes = self.how.sizes(&config)?;
+            let texts = self.how.texts(folder, &sizes)?;
+            let tokenizer = Tokenizer::load(&texts)?;
+            let prompts = self.tokenize(&prompts, &texts, &tokenizer)?;
             // Positions beyond the longest request would only cost memory.
             let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1);
             let most = sizes.context();

@@ -7,6 +7,7 @@ use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
 use ottava_checkpoint::{AdapterFolder, verify_model};
 use ottava_common::{Error, Result, interrupt};
+use ottava_data::Tokenizer;
 use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest};
 use ottava_models::{
     Adapters, ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model,
@@ -199,6 +200,23 @@ impl Inference {
         self.adapter = Some(folder);
     }
 
+    /// Returns the sizes of the model of `config`. Adapters that were trained with new tokens have a larger vocabulary.
+    pub fn sizes(&self, config: &ConfigFile) -> Result<DecoderConfig> {
+        let sizes = decoder_config(config)?;
+        let Some(adapter) = &self.adapter else { return Ok(sizes) };
+        let vocabulary = with_checkpoint(adapter, AdapterFolder::open)?.on(sizes.clone()).vocabulary;
+        Ok(DecoderConfig { vocabulary, ..sizes })
+    }
+
+    /// Returns the folder with the tokenizer and the chat template for the model of `folder`: the folder of the adapter if it has a tokenizer that fits
+    /// the vocabulary of `sizes`, else `folder`.
+    pub fn texts(&self, folder: &Path, sizes: &DecoderConfig) -> Result<PathBuf> {
+        let Some(adapter) = &self.adapter else { return Ok(folder.to_path_buf()) };
+        let own = with_checkpoint(adapter, |folder| Ok(folder.to_path_buf()))?;
+        let fits = own.join("tokenizer.json").is_file() && Tokenizer::load(&own)?.check_fits(sizes.vocabulary).is_ok();
+        Ok(if fits { own } else { folder.to_path_buf() })
+    }
+
     /// Returns options with the same device, for another folder with its own recipe.
     pub fn of_folder(&self) -> Inference {
         Inference { recipe: None, settings: Vec::new(), adapter: None, device: self.device }
@@ -279,12 +297,12 @@ impl Inference {
             Some(run) => Some(run),
             None => RunConfig::saved_in(folder)?,
         };
-        let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
         let sizes = match adapter.as_ref().is_some_and(|adapter| adapter.has_score) {
             true => read(&reward_model(config, None)?)?,
             false => read(config)?,
         };
-        self.build(folder, (adapter, &[]), saved, &DecoderConfig { lora, ..sizes }, seq_len, ranks)
+        let sizes = adapter.as_ref().map_or_else(|| sizes.clone(), |adapter| adapter.on(sizes.clone()));
+        self.build(folder, (adapter, &[]), saved, &sizes, seq_len, ranks)
     }
 
     /// Loads the model of `folder`, and the adapter of each of `modules`. Errors if the runs of two modules have different `[precision]` settings, or

@@ -54,7 +54,7 @@ impl Logits {
         let device = crate::device::open(self.device.unwrap_or(config.device))?;
         let (run, seq_len) = (config.with_teacher(&teacher), config.data.max_length);
         expect_model_fits(&teacher, &run.teacher_sizes()?, &run.teacher_recipe(&device), &device, seq_len, 1, &[])?;
-        let data = config.prepare_data(&Tokenizer::load(config.model.tokenizer_path())?)?;
+        let data = config.prepare_data(&Tokenizer::load(config.tokenizer_path())?)?;
         let mut meter = Meter::new("scored", data.sets.iter().map(|set| set.statistics.tokens).sum());
         let mut last = 0;
         let mut progress = |tokens| {

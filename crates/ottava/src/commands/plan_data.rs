@@ -63,7 +63,7 @@ impl Data {
     /// Tokenizes the data of `config`, to show the first `rows` rows.
     pub fn read(config: &RunConfig, rows: usize) -> Result<Data> {
         stop_on_signals("stopping")?;
-        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+        let tokenizer = Tokenizer::load(config.tokenizer_path())?;
         let data = config.prepare_data(&tokenizer)?;
         if config.reinforcement.is_on() {
             return Data::of_prompts(config, &data, &tokenizer, rows);

@@ -33,13 +33,13 @@ impl Checked {
             let data = format!("{kinds}; not checked, since the model is a config.json without a tokenizer");
             return Ok(Checked { edges, steps_of_epochs: None, data });
         }
-        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+        let tokenizer = Tokenizer::load(config.tokenizer_path())?;
         let edges = tokenizer.describe_edges();
         RunTasks::open(config, &tokenizer)?;
         let bytes: u64 = files.iter().filter_map(|path| std::fs::metadata(path).ok()).map(|found| found.len()).sum();
         if bytes > TOKENIZED && !counts {
             if config.chat_template(&tokenizer)?.is_none() && formattings.contains(&Formatting::Messages) {
-                let folder = config.model.tokenizer_path().display();
+                let folder = config.tokenizer_path().display();
                 return Err(Error::Model(format!(
                     "{folder}: there is no chat template, which the conversations of the data need; set `data.chat.chat_template_path`"
                 )));
@@ -179,7 +179,8 @@ fn precision(config: &RunConfig, plan: &Plan) -> String {
     let trained = match config.lora.r {
         0 => "all weights are trained".to_string(),
         r => format!(
-            "adapters with r = {r} are trained, {:.2} % of the weights",
+            "adapters with r = {r}{} are trained, {:.2} % of the weights",
+            if config.lora.modules_to_save.is_empty() { "" } else { " and whole modules" },
             plan.parameters as f64 / (plan.parameters + plan.frozen) as f64 * 100.0
         ),
     };

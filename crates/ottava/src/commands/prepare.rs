@@ -38,7 +38,7 @@ impl Prepare {
         stop_on_signals("stopping")?;
         let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes)?;
         old_keys.into_iter().for_each(|text| tracing::warn!("{text}"));
-        let tokenizer = Tokenizer::load(config.model.tokenizer_path())?;
+        let tokenizer = Tokenizer::load(config.tokenizer_path())?;
         // `resolve_data` sets the packing of the run, for which rows are counted.
         config.resolve_data()?;
         if let Some(part) = self.part {

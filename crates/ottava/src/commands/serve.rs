@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use ottava_common::{Error, Result};
 use ottava_data::{ChatTemplate, Clock, Tokenizer};
 use ottava_engine::{Engine, EngineOptions, LogprobsMode, Pooling, Sampling};
-use ottava_models::{Adapters, ConfigFile, Decoder, decoder_config};
+use ottava_models::{Adapters, ConfigFile, Decoder};
 use ottava_recipe::KvCacheDtype;
 use ottava_serve::{Model, NamedAdapter, OpenAdapters, Options, Origin, ReasoningParser, ToolCallParser, serve};
 use ottava_settings::DeviceChoice;
@@ -214,9 +214,10 @@ impl Serve {
         self.decoding.check(ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
-            let sizes = decoder_config(&config)?;
+            let sizes = self.how.sizes(&config)?;
+            let texts = self.how.texts(folder, &sizes)?;
             let (tokenizer, template) =
-                (Tokenizer::load(folder)?, ChatTemplate::load(folder, self.chat_template.as_deref(), Clock::Now)?);
+                (Tokenizer::load(&texts)?, ChatTemplate::load(&texts, self.chat_template.as_deref(), Clock::Now)?);
             tokenizer.check_fits(sizes.vocabulary)?;
             let most = sizes.context();
             let max_model_len = self.max_length.unwrap_or(most);

@@ -7,7 +7,7 @@ use ottava_data::{
     Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, SplitUse, TokenDataset, Tokenizer,
     Windows, expand, loader, prepare,
 };
-use ottava_models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
+use ottava_models::{Decoder, DecoderConfig};
 use ottava_train::objective::preference::{PreferenceSums, evaluate_rewards};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -115,12 +115,12 @@ impl Cut {
 }
 
 impl Text {
-    /// Loads the tokenizer of a model folder, and returns it with the length of sequences. Errors if sequences are longer than the model's positions.
-    pub fn fit(&self, folder: &Path, config: &ConfigFile) -> Result<(Tokenizer, usize)> {
-        let sizes = decoder_config(config)?;
+    /// Loads the tokenizer of a folder, and returns it with the length of sequences of a model of these `sizes`. Errors if sequences are longer than the
+    /// model's positions.
+    pub fn fit(&self, folder: &Path, sizes: &DecoderConfig) -> Result<(Tokenizer, usize)> {
         let tokenizer = Tokenizer::load(folder)?;
         tokenizer.check_fits(sizes.vocabulary)?;
-        let seq_len = self.max_length_within(&sizes, 1024)?;
+        let seq_len = self.max_length_within(sizes, 1024)?;
         if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {
             return Err(Error::Config(format!(
                 "--batch-size times --max-length is {}; at most {MAX_TOKENS} tokens are evaluated at a time",

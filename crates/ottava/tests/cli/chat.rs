@@ -218,6 +218,46 @@ fn lines_are_edited_on_a_terminal_and_an_adapter_brings_its_base() {
     assert_eq!(texts, ["q1", "qz1", "a\nb"]);
 }
 
+/// The base model has no chat template and lacks the tokens of ChatML. The folder of the adapter has both.
+#[test]
+fn an_adapter_brings_its_chat_template_and_new_tokens() {
+    let run = Run::new();
+    let base = run.checkpoint().to_str().unwrap().to_string();
+    run.fail(&["generate", &base, "--chat", "--prompt", "q1"], 1, &["there is no chat template"]);
+    let chat = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]}"#;
+    run.write("chats.jsonl", [chat; 6].join("\n").as_bytes());
+    let path = format!("model.path={base}");
+    let settings = [
+        path.as_str(),
+        "init=pretrained",
+        "lora.r=2",
+        "tokenizer.chat_template=chatml",
+        "tokenizer.pad_vocab_to_multiple_of=8",
+        "tokenizer.added_special_tokens=[\"<|im_start|>\", \"<|im_end|>\"]",
+        "data.train_files=[\"chats.jsonl\"]",
+        "data.max_length=64",
+        "output_dir=adapted",
+        "max_steps=1",
+    ];
+    let train = |more: &[&'static str]| {
+        let sets = settings.iter().chain(more).flat_map(|setting| ["--set", setting]);
+        ["train", "run.toml"].into_iter().chain(sets).collect::<Vec<&str>>()
+    };
+    run.fail(
+        &train(&[]),
+        1,
+        &["which are frozen beside adapters; set `lora.modules_to_save = [\"embed_tokens\", \"lm_head\"]`"],
+    );
+    run.succeed(&train(&["lora.modules_to_save=[\"embed_tokens\", \"lm_head\"]"]));
+    let chat = |more: &[&str]| {
+        run.succeed(&[&["generate"], more, &["--chat", "--prompt", "q1", "--max-new-tokens", "4"][..]].concat())
+    };
+    let text = chat(&[&base, "--adapter", "adapted"]);
+    run.succeed(&["merge", &base, "adapted", "merged"]);
+    assert_eq!(chat(&["merged", "--recipe", "fp32"]), chat(&[&base, "--adapter", "adapted", "--recipe", "fp32"]));
+    assert!(!text.contains("<|im_start|>"), "{text}");
+}
+
 #[test]
 fn what_a_template_does_not_read_of_chats_is_told() {
     let run = chats();

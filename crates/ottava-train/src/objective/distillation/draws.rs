@@ -34,7 +34,7 @@ impl Draws {
             share,
             max_length: config.data.max_length,
             step,
-            tokenizer: Tokenizer::load(config.model.tokenizer_path())?,
+            tokenizer: Tokenizer::load(config.tokenizer_path())?,
             drawer: drawer(config),
         })
     }

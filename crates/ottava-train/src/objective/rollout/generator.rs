@@ -55,7 +55,7 @@ impl Generator {
     ///
     /// Errors with [`Error::Config`](ottava_common::Error::Config) when the environment cannot be started or a reward cannot be made.
     pub(super) fn new(run: &RunConfig, completions: usize) -> Result<Generator> {
-        let tokenizer = Tokenizer::load(run.model.tokenizer_path())?;
+        let tokenizer = Tokenizer::load(run.tokenizer_path())?;
         Ok(Generator {
             max_completion_length: run.reinforcement.max_completion_length,
             answers: RefCell::new(Answers::of_run(run, &tokenizer)?),

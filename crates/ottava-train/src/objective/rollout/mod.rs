@@ -105,7 +105,7 @@ impl Reinforcement {
         let reference = match run.has_reference_policy() {
             true => {
                 let mut sizes = run.decoder_config()?;
-                sizes.head.value = false;
+                (sizes.head.value, sizes.lora) = (false, None);
                 Some(open("reference", &run.model.path, &sizes)?)
             }
             false => None,

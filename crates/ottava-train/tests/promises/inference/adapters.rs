@@ -195,7 +195,7 @@ fn a_request_of_an_adapter_is_scored_as_by_the_merged_model_and_misfits_are_erro
             "",
             "has `base_model.model.model.layers.0.mlp.down_proj.lora_A.weight`, which the base model",
         ),
-        ("\"q_proj\"", "\"query\"", "which the base model has no place for, or `target_modules` does not name"),
+        ("\"q_proj\"", "\"query\"", "which the base model has no place for, or neither `target_modules` nor"),
     ] {
         assert!(settings.contains(from), "{settings}");
         std::fs::write(wrong.join("adapter_config.json"), settings.replace(from, to)).unwrap();

@@ -60,8 +60,13 @@ impl WeightSource for ByName {
 
 /// Makes a model with these weights, in F32.
 pub fn model(sizes: &DecoderConfig) -> ottava_common::Result<Decoder> {
+    model_from(sizes, &mut ByName)
+}
+
+/// Makes a model with the weights of a source, in F32.
+pub fn model_from(sizes: &DecoderConfig, weights: &mut dyn WeightSource) -> ottava_common::Result<Decoder> {
     let recipe = recipe(RecipeName::Fp32, Fp8Format::Hybrid);
-    let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, ROW, &mut ByName)?;
+    let mut decoder = Decoder::new(sizes, &recipe, &Device::Cpu, Purpose::Infer, ROW, weights)?;
     decoder.quantize_weights()?;
     Ok(decoder)
 }

@@ -6,6 +6,7 @@ pub mod experts;
 pub mod families;
 pub mod family_gradients;
 pub mod family_referee;
+pub mod gallery;
 pub mod gpt_oss;
 pub mod real_model;
 pub mod recorded;

@@ -11,7 +11,7 @@ use ottava_recipe::lora::{Lora, Targets};
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::{Fp8Format, Recipe, RecipeName};
-use ottava_settings::{DataConfig, LossType, PreferenceConfig, RunConfig, TrainingConfig};
+use ottava_settings::{DataConfig, LoraConfig, LossType, PreferenceConfig, RunConfig, TrainingConfig};
 use ottava_tensor::Device;
 use ottava_tensor::comm::{Group, MeshShape};
 use ottava_tensor::ops::{IGNORE_INDEX, PreferenceLoss};
@@ -343,6 +343,11 @@ fn settings_that_do_not_fit_the_data_are_errors() {
     assert!(text.contains("each completion of which has a row of its own"), "{text}");
     let text = error(&|config| config.preference.precompute_ref_log_probs = Some(false));
     assert!(text.contains("no reference model is left after the first step"), "{text}");
+    let text = error(&|config| {
+        config.lora = LoraConfig { r: 2, modules_to_save: vec!["lm_head".into()], ..LoraConfig::default() };
+        config.preference.precompute_ref_log_probs = Some(false);
+    });
+    assert!(text.contains("`lora.modules_to_save` is set: weights of the base are trained"), "{text}");
     let text = error(&|config| config.sentinel.sentinel_steps = 2);
     assert!(text.contains("the sentinel does not compare losses of preferences; set it to 0"), "{text}");
     let text = error(&|config| config.sentinel.repeat_steps = 2);

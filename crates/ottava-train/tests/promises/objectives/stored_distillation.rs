@@ -52,7 +52,7 @@ impl Folders {
     fn store_until(&self, run: &RunConfig, most: u64) -> Result<StoredLogits> {
         let mut run = run.clone();
         run.resolve_data()?;
-        let data = run.prepare_data(&Tokenizer::load(run.model.tokenizer_path())?)?;
+        let data = run.prepare_data(&Tokenizer::load(run.tokenizer_path())?)?;
         let mut progress = |tokens| match tokens < most {
             true => Ok(()),
             false => Err(Error::Cancelled("stopped".into())),

@@ -1,11 +1,12 @@
 //! Adapters in the format of PEFT, with various values of each key of `adapter_config.json`: losses as PEFT computes them in F32.
 //! `scripts/suites/check_adapters.py` records the file.
 
-use crate::models::configurations::{ByName, Expected, loss, model, read};
+use crate::models::configurations::{ByName, Expected, loss, model, model_from, read};
 use crate::setup::on_one_thread;
-use ottava_checkpoint::AdapterFolder;
+use ottava_checkpoint::{AdaptedWeights, AdapterFolder, RandomWeights};
 use ottava_models::{ConfigFile, DecoderConfig, language_model_config};
 use ottava_recipe::lora::Lora;
+use ottava_tensor::Device;
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -26,6 +27,17 @@ struct Case {
 }
 
 impl Case {
+    /// Returns the loss of a model that is loaded with the adapter, which has modules that were trained whole.
+    fn loss_alone(&self, adapter: AdapterFolder, config: DecoderConfig) -> ottava_common::Result<f64> {
+        let sizes = DecoderConfig { lora: Some(adapter.lora.clone()), ..config };
+        let new = RandomWeights { seed: 0, device: Device::Cpu };
+        let mut base = ByName;
+        let mut weights = AdaptedWeights::new(&mut base, Some(adapter), new, false).for_model(&sizes);
+        let decoder = model_from(&sizes, &mut weights)?;
+        weights.finish()?;
+        loss(&decoder, &self.ids)
+    }
+
     /// Returns the loss of the base with the adapter.
     fn loss(&self) -> ottava_common::Result<f64> {
         let folder = tempfile::tempdir().unwrap();
@@ -41,6 +53,9 @@ impl Case {
 
         let config = language_model_config(&ConfigFile::from_values("config.json", self.base.clone()))?;
         let adapter = AdapterFolder::open(folder.path())?;
+        if !adapter.lora.modules_to_save.is_empty() {
+            return self.loss_alone(adapter, config);
+        }
         let mut decoder = model(&DecoderConfig { lora: Some(Lora::of_no_linear()), ..config })?;
         let mut adapters = adapter.load(&decoder)?;
         decoder.exchange_adapters(&mut adapters);

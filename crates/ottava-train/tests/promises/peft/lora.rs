@@ -1,6 +1,7 @@
 //! LoRA: adapters on frozen weights, compared with PEFT, and saved, resumed, loaded and merged.
 
 use crate::models::recorded::Recorded;
+use crate::peft::modules::saved_in;
 use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::setup::{
     Seeded, Training, decoder, devices, fp8_names_on, gradients, largest_error, losses, losses_and_gradients, mean,
@@ -31,17 +32,17 @@ use std::path::{Path, PathBuf};
 /// The cases that `scripts/make_lora_referee.py` recorded: LoRA, and DoRA with the scale of rsLoRA.
 const CASES: [&str; 2] = ["lora", "dora"];
 
-fn recorded(case: &'static str) -> Recorded {
+pub fn recorded(case: &'static str) -> Recorded {
     Recorded::open(&format!("referee_{case}"), case)
 }
 
 /// Returns the adapters of the recorded model, with `alpha` in place of its 8.
 fn lora(case: &str, alpha: f64) -> Option<Lora> {
-    let [use_rslora, use_dora] = [case == "dora"; 2];
-    Some(Lora { r: 6, alpha, use_rslora, use_dora, targets: Targets::AllLinear, ..Lora::default() })
+    let ([use_rslora, use_dora], modules_to_save) = ([case == "dora"; 2], saved_in(case));
+    Some(Lora { r: 6, alpha, use_rslora, use_dora, targets: Targets::AllLinear, modules_to_save, ..Lora::default() })
 }
 
-fn peft(case: &'static str, name: RecipeName, device: &Device, alpha: f64) -> Training {
+pub fn peft(case: &'static str, name: RecipeName, device: &Device, alpha: f64) -> Training {
     let mut recorded = recorded(case);
     let sizes = DecoderConfig { lora: lora(case, alpha), ..recorded.sizes() };
     let (recipe, purpose) = (recipe(name, Fp8Format::Auto), Purpose::Train(MemoryPolicy::FULL));
@@ -51,7 +52,7 @@ fn peft(case: &'static str, name: RecipeName, device: &Device, alpha: f64) -> Tr
 }
 
 /// Returns inputs and targets of a recorded step, and the number of rows.
-fn batch(case: &'static str, step: usize) -> ([Tensor; 2], usize) {
+pub fn batch(case: &'static str, step: usize) -> ([Tensor; 2], usize) {
     let ids = recorded(case).tensor("ids");
     let [_, rows, length] = ids.dims("ids").unwrap();
     let ids = ids.rows(step, step + 1).unwrap().to_vec::<i32>().unwrap();
@@ -399,8 +400,8 @@ pub fn adapter_run(inputs: &Path, base: &Path, output: &Path, recipe: RecipeName
 /// Returns the losses of a model folder on fixed tokens, with an adapter if it is given.
 pub fn folder_losses(folder: &Path, adapter: Option<&Path>, name: RecipeName) -> f64 {
     let adapter = adapter.map(|path| AdapterFolder::open(path).unwrap());
-    let lora = adapter.as_ref().map(|adapter| adapter.lora.clone());
-    let sizes = DecoderConfig { lora, ..decoder_config(&ConfigFile::read(folder).unwrap()).unwrap() };
+    let sizes = decoder_config(&ConfigFile::read(folder).unwrap()).unwrap();
+    let sizes = adapter.as_ref().map_or(sizes.clone(), |adapter| adapter.on(sizes));
     let recipe = recipe(name, Fp8Format::Auto);
     let mut model = build(Some(folder), adapter, 0, &Device::Cpu, &sizes, |weights| {
         Decoder::new(&sizes, &recipe, &Device::Cpu, Purpose::Infer, 16, weights)

@@ -4,4 +4,5 @@ pub mod adapter_keys;
 pub mod dora;
 pub mod four_bit;
 pub mod lora;
+pub mod modules;
 pub mod random;

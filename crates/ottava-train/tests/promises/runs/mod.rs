@@ -5,3 +5,4 @@ pub mod interruptions;
 pub mod mixture;
 pub mod resume;
 pub mod tasks;
+pub mod tokens;

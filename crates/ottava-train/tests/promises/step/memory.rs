@@ -66,10 +66,14 @@ fn a_run_of_each_objective_holds_what_was_planned() {
     let inputs = tempfile::tempdir().unwrap();
     write_records(inputs.path());
     let adapters = LoraConfig { r: 2, ..LoraConfig::default() };
+    let modules_to_save = ["embed_tokens", "norm", "lm_head"].map(String::from).to_vec();
+    let modules = LoraConfig { modules_to_save, ..adapters.clone() };
     for (name, records, loss, lora) in [
         ("texts", "text.txt", None, LoraConfig::default()),
         ("DPO", "pairs.jsonl", None, LoraConfig::default()),
+        ("texts of adapters and modules", "text.txt", None, modules.clone()),
         ("DPO of adapters", "pairs.jsonl", None, adapters.clone()),
+        ("DPO of adapters and modules", "pairs.jsonl", None, modules),
         ("KTO", "labels.jsonl", None, LoraConfig::default()),
         ("KTO of adapters", "labels.jsonl", None, adapters),
         ("rewards", "pairs.jsonl", Some(LossType::BradleyTerry), LoraConfig::default()),
