@@ -23,6 +23,21 @@ class Model(Table):
 
 
 @dataclass
+class Tokenizer(Table):
+    """Changes to the tokenizer of the model."""
+    added_tokens: list[str] | None = None
+    """Tokens to add to the tokenizer."""
+    added_special_tokens: list[str] | None = None
+    """Special tokens to add, such as ["<|im_start|>", "<|im_end|>"]: like added_tokens, but generated texts can leave them out."""
+    special_tokens: dict[str, str] | None = None
+    """Special tokens by name: bos_token, eos_token, unk_token, sep_token, pad_token, cls_token, mask_token."""
+    chat_template: str | None = None
+    """A built-in chat template that replaces the template of the folder: "chatml", "llama3", "gemma", "phi3", "zephyr", "vicuna" or "alpaca"; "" keeps the template of the folder."""
+    pad_vocab_to_multiple_of: int | None = None
+    """Rows of embedding and head are padded to a multiple of this number; 1 adds no padding."""
+
+
+@dataclass
 class Lora(Table):
     """Adapters that are trained instead of the model."""
     r: int | None = None
@@ -37,6 +52,8 @@ class Lora(Table):
     """Numbers of the layers whose linears have adapters, if target_modules is a list of names; [] means all layers."""
     layers_pattern: list[str] | None = None
     """Names before the numbers of layers, such as ["layers"]; [] means any name."""
+    modules_to_save: list[str] | None = None
+    """Modules without linears that are trained whole and saved with the adapters, by the ends of their names, as in PEFT: the embedding, the head and norms."""
     rank_pattern: dict[str, int] | None = None
     """Values that replace r for linears whose names end with a match of a regular expression."""
     alpha_pattern: dict[str, float] | None = None
@@ -679,6 +696,7 @@ class Run(Table):
     seed: int | None = None
     """Seed of random initial weights, of the order of the data, and of samples after the run."""
     model: Model | None = None
+    tokenizer: Tokenizer | None = None
     lora: Lora | None = None
     data: Data | None = None
     preference: Preference | None = None
