@@ -17,9 +17,10 @@ pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> R
     with_checkpoint(path, |folder| {
         if is_adapter(folder) {
             let (base, path) = (AdapterFolder::base(folder)?, path.display());
+            let base = base.display();
             return Err(Error::Model(format!(
-                "{path}: this is an adapter; name its base model, and the adapter beside it: {} --adapter {path}",
-                base.display()
+                "{path}: this is an adapter. A command with --adapter takes its base model and the adapter: {base} --adapter {path}. For other commands, \
+                 write a model of both: ottava merge {base} {path} FOLDER"
             )));
         }
         read(folder)

@@ -151,7 +151,11 @@ fn an_adapter_is_trained_evaluated_and_merged() {
     assert!(saved.contains("init_from = \"adapter/checkpoints/checkpoint-2\"") && saved.contains("r = 2"), "{saved}");
     assert!(run.path("further/checkpoints/checkpoint-2/adapter_model.safetensors").is_file());
     run.fail(&["merge", base, "adapter", "merged"], 1, &["exists already"]);
-    run.fail(&["generate", "adapter", "--prompt", "a"], 1, &["this is an adapter; name its base model", "--adapter"]);
+    run.fail(
+        &["generate", "adapter", "--prompt", "a"],
+        1,
+        &["this is an adapter", "--adapter adapter", "ottava merge "],
+    );
     run.fail(&["merge", base, "model", "other"], 1, &["there is no adapter_config.json"]);
     run.fail(
         &[&train[..], &["--set", "output_dir=o", "--set", "target_modules=[\"q\"]"]].concat(),
