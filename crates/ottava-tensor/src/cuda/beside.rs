@@ -19,7 +19,7 @@ impl Beside {
     /// The number of multiprocessors that a product leaves to concurrent messages. It is the maximum number of CTAs for [`Beside::Product`].
     pub(super) const SPARED: usize = 24;
 
-    /// Returns the maximum number of CTAs of a call, from measurements on two H200 (benchmarks/2026-11-22-links.md). The number for [`Beside::Channel`] is not
+    /// Returns the maximum number of CTAs of a call, from measurements on two H200 (docs/parallelism.md). The number for [`Beside::Channel`] is not
     /// measured.
     pub(super) fn most_ctas(self) -> i32 {
         match self {
