@@ -8,6 +8,7 @@ import ast
 import importlib
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -146,12 +147,12 @@ class Runs(Case):
         whole.train()
         # What a killed run has written after its last checkpoint is no part of the resumed run.
         with open("out/metrics.jsonl", "a") as file:
-            file.write(json.dumps({"step": stopped + 1, "loss": 99.0}) + "\n")
+            file.write(json.dumps({"step": stopped + 1, "loss": 99.5}) + "\n")
         second = self.sft("out", callbacks=[recorder], **given)
         second.train(resume_from_checkpoint=True)
         losses = lambda trainer: [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         self.assertEqual(losses(second), losses(whole))
-        self.assertFalse([event for event in recorder.events if event[-1] == 99.0])
+        self.assertFalse([event for event in recorder.events if event[-1] == 99.5])
         # Callbacks hear only of the steps of this start.
         self.assertEqual([event[1] for event in recorder.events if event[0] == "step"], [stopped + 1, stopped + 2, stopped + 3])
         other = self.sft("other", **given)
@@ -164,6 +165,8 @@ class Runs(Case):
             self.sft("out", max_steps=1).train()
         self.assertEqual(error.exception.exit_code, 1)
         self.assertTrue(str(error.exception).startswith("out already holds a run"), str(error.exception))
+        copy = pickle.loads(pickle.dumps(error.exception))
+        self.assertEqual((str(copy), copy.exit_code), (str(error.exception), 1))
 
     def test_an_error_of_a_callback_stops_the_run_and_is_raised(self):
         class Fails(ottava.TrainerCallback):
@@ -173,6 +176,29 @@ class Runs(Case):
         with self.assertRaisesRegex(KeyError, "mine"):
             self.sft("out", callbacks=[Fails], max_steps=100_000).train()
         self.assertEqual(json.loads(Path("out/run.json").read_text())["end"]["outcome"], "stopped")
+
+    def test_a_script_may_change_its_folder(self):
+        here = os.getcwd()
+
+        class Leaves(ottava.TrainerCallback):
+            def on_train_begin(self, args, state, control, **kwargs):
+                os.chdir("/")
+
+        trainer = self.sft("out", callbacks=[Leaves], max_steps=2)
+        os.mkdir("elsewhere")
+        os.chdir("elsewhere")
+        self.assertEqual(trainer.train().global_step, 2)
+        trainer.save_model(f"{here}/saved")
+        os.chdir(here)
+        self.assertEqual(os.listdir("elsewhere"), [])
+        self.assertTrue(Path("out/checkpoints/checkpoint-2").is_dir() and Path("saved/config.json").is_file())
+
+    def test_a_checkpoint_that_is_written_again_is_announced_again(self):
+        self.sft("out", save_steps=2).train()
+        recorder = Recorder()
+        self.sft("out", save_steps=2, callbacks=[recorder]).train(resume_from_checkpoint="out/checkpoints/checkpoint-2")
+        self.assertEqual([event for event in recorder.events if event[0] in ("step", "save")].count(("save", 2)), 0)
+        self.assertEqual([event[1] for event in recorder.events if event[0] == "save"], [4])
 
     def test_settings_write_the_file_of_a_run(self):
         run = Run(
@@ -213,45 +239,98 @@ class Examples(unittest.TestCase):
 
 class Signals(Case):
     SCRIPT = """
-import signal, sys
+import signal, sys, threading
 # A shell may have started the tests in the background, without Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = {path!r}
 import ottava
+from ottava._process import ACTIVE
 from check_python import RANDOM, TEXTS, arguments
+begun = threading.Event()
 class Tells(ottava.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 1:
-            print("begun", flush=True)
-try:
+        if not begun.is_set():
+            print(*[run.process.pid for run in ACTIVE], flush=True)
+            begun.set()
+def train():
     args = ottava.SFTConfig("out", settings=RANDOM, **arguments(max_steps=100_000))
     ottava.SFTTrainer("model", args=args, train_dataset=TEXTS, callbacks=[Tells]).train()
+try:
+    {call}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
+except ottava.OttavaError as error:
+    print(str(error).splitlines()[0], flush=True)
 """
 
-    def interrupted(self, number):
-        command = [sys.executable, "-c", self.SCRIPT.format(path=sys.path)]
-        script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    def start(self, call="train()", stderr=subprocess.DEVNULL):
+        """Starts a script, and waits until the run has begun. Returns the script and the process of the program."""
+        command = [sys.executable, "-c", self.SCRIPT.format(path=sys.path, call=call)]
+        script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True)
         self.addCleanup(script.stdout.close)
-        script.stdout.readline()
-        # A terminal sends Ctrl-C to a whole group of processes.
-        os.killpg(script.pid, number)
-        try:
-            output, _ = script.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            script.kill()
-            raise
-        end = json.loads(Path("out/run.json").read_text())["end"]
-        self.assertEqual(end["outcome"], "stopped")
+        self.addCleanup(script.kill)
+        return script, int(script.stdout.readline())
+
+    def stopped(self):
+        """Waits until the run has ended with a checkpoint."""
+        limit = time.monotonic() + 60
+        end = None
+        while end is None and time.monotonic() < limit:
+            end = json.loads(Path("out/run.json").read_text()).get("end")
+            time.sleep(0.05)
+        self.assertEqual((end or {}).get("outcome"), "stopped")
         self.assertTrue(Path(f"out/checkpoints/checkpoint-{end['step']}").is_dir())
+
+    def ended(self, script):
+        """Waits for the end of the script, whose run has stopped with a checkpoint."""
+        output, _ = script.communicate(timeout=60)
+        self.stopped()
         return script.returncode, output.decode().splitlines()[-1:]
 
     def test_ctrl_c_saves_a_checkpoint_and_is_raised(self):
-        self.assertEqual(self.interrupted(signal.SIGINT), (0, ["interrupted"]))
+        script, _ = self.start()
+        # A terminal sends Ctrl-C to a whole group of processes.
+        os.killpg(script.pid, signal.SIGINT)
+        self.assertEqual(self.ended(script), (0, ["interrupted"]))
 
-    def test_the_end_of_the_script_saves_a_checkpoint(self):
-        self.assertEqual(self.interrupted(signal.SIGTERM)[0], 128 + signal.SIGTERM)
+    def test_a_signal_to_all_processes_of_a_job_saves_a_checkpoint(self):
+        for first in (0, 1):
+            with self.subTest(first=first):
+                script, program = self.start()
+                processes = [script.pid, program]
+                os.kill(processes[first], signal.SIGTERM)
+                os.kill(processes[1 - first], signal.SIGTERM)
+                self.assertEqual(self.ended(script)[0], 128 + signal.SIGTERM)
+                shutil.rmtree("out")
+
+    def test_the_end_of_the_script_saves_a_checkpoint_although_nobody_reads_its_messages(self):
+        read, write = os.pipe()
+        script, _ = self.start(stderr=write)
+        os.close(write)
+        os.close(read)
+        # More than what a pipe holds.
+        metrics, limit = Path("out/metrics.jsonl"), time.monotonic() + 60
+        while metrics.read_bytes().count(b"\n") < 1000 and time.monotonic() < limit:
+            time.sleep(0.05)
+        os.kill(script.pid, signal.SIGTERM)
+        self.assertEqual(self.ended(script)[0], 128 + signal.SIGTERM)
+
+    def test_a_run_of_a_daemon_thread_stops_at_the_end_of_the_script(self):
+        script, _ = self.start("threading.Thread(target=train, daemon=True).start(); begun.wait()")
+        self.assertEqual(self.ended(script)[0], 0)
+
+    @unittest.skipUnless(sys.platform == "linux", "a signal at the death of the parent is Linux's")
+    def test_the_program_stops_when_the_script_is_killed(self):
+        script, _ = self.start()
+        script.kill()
+        script.wait(60)
+        self.stopped()
+
+    def test_a_killed_program_is_an_error_that_names_the_signal(self):
+        script, program = self.start()
+        os.kill(program, signal.SIGKILL)
+        output, _ = script.communicate(timeout=60)
+        self.assertEqual(output.decode().splitlines()[-1:], ["the program was killed by SIGKILL (out of memory?)"])
 
 
 class Arguments(Case):

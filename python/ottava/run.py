@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple
 
+from ._binary import find_binary
 from ._process import Training, checkpoints_of
 from ._table import written
 from .callbacks import Callbacks, TrainerState
@@ -32,7 +33,9 @@ class RunTrainer:
 
     def prepare(self, folder: str, toml: str, args: Any, state: TrainerState, callbacks: Iterable[Any] | None) -> None:
         """Sets the run up: the text of its file, and its callbacks."""
-        self.folder, self.toml, self.args, self.state = Path(folder), toml, args, state
+        # A script may change its folder before the run starts, or while it runs. Relative paths start from the folder of now.
+        self.cwd, self.binary = os.getcwd(), os.path.abspath(find_binary())
+        self.folder, self.toml, self.args, self.state = Path(self.cwd, folder), toml, args, state
         self.overrides: dict[str, Any] = {}
         self.result: Mapping[str, Any] = {}
         self.callbacks = Callbacks(callbacks or [], args, state)
@@ -61,13 +64,13 @@ class RunTrainer:
         for key, value in self.overrides.items():
             arguments += ["--set", f"{key}={written(value)}"]
         if resume_from_checkpoint:
-            arguments.append("--resume" if resume_from_checkpoint is True else f"--resume={os.fspath(resume_from_checkpoint)}")
+            arguments.append("--resume" if resume_from_checkpoint is True else f"--resume={os.path.abspath(resume_from_checkpoint)}")
         if gpus is not None:
             arguments += ["--gpus", str(gpus)]
         began = time.monotonic()
         # Of older steps, callbacks have heard before. A new run also has step 0, the evaluation before training.
         heard = self.step_of(resume_from_checkpoint) if resume_from_checkpoint else -1
-        training = Training(self.folder, arguments, self.callbacks, self.environment(), heard)
+        training = Training(self.folder, arguments, self.callbacks, self.environment(), heard, self.cwd, self.binary)
         self.result = training.follow()
         return self.finish(training, time.monotonic() - began)
 
@@ -86,7 +89,8 @@ class RunTrainer:
         metrics["train_loss"] = sum(losses) / steps if steps else float("nan")
         if self.state.epoch is not None:
             metrics["epoch"] = self.state.epoch
-        self.state.best_model_checkpoint = self.result.get("best_checkpoint")
+        best = self.result.get("best_checkpoint")
+        self.state.best_model_checkpoint = os.path.join(self.cwd, best) if best else None
         self.state.log_history.append({**metrics, "step": self.state.global_step})
         self.callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
