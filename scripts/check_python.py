@@ -319,7 +319,6 @@ except ottava.OttavaError as error:
         script, _ = self.start("threading.Thread(target=train, daemon=True).start(); begun.wait()")
         self.assertEqual(self.ended(script)[0], 0)
 
-    @unittest.skipUnless(sys.platform == "linux", "a signal at the death of the parent is Linux's")
     def test_the_program_stops_when_the_script_is_killed(self):
         script, _ = self.start()
         script.kill()

@@ -27,7 +27,7 @@ STOPPING = "stopping; "
 NOTICE_SECONDS = 1.0
 # After a second signal, the program ends at once, or it is killed after this time.
 KILL_SECONDS = 10.0
-LAUNCHER = str(Path(__file__).resolve().with_name("_launch.py"))
+WATCH = str(Path(__file__).resolve().with_name("_watch.py"))
 
 
 class OttavaError(RuntimeError):
@@ -135,6 +135,8 @@ class Training:
     """A process of `ottava train`, followed until its end. `cwd` is the folder that relative paths start from."""
 
     process: subprocess.Popen[bytes]
+    # Stops the program if this process is killed. A signal at the death of the parent (PR_SET_PDEATHSIG) would be sent once for each thread of the parent.
+    watch: subprocess.Popen[bytes]
 
     def __init__(self, folder: Path, arguments: list[str], callbacks: Callbacks, environment: dict[str, str], heard: int, cwd: str, binary: str):
         self.folder, self.callbacks, self.state = folder, callbacks, callbacks.state
@@ -161,14 +163,15 @@ class Training:
         """Starts the program. Ctrl-C on a terminal reaches all processes of its session, and a second signal would end the run at once. So the program has
         its own session.
         """
-        command = [self.binary, "train", *self.arguments, "--json"]
-        if sys.platform == "linux" and sys.executable:
-            command = [sys.executable, "-I", "-S", LAUNCHER, str(os.getpid()), *command]
         self.process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [self.binary, "train", *self.arguments, "--json"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True, cwd=self.cwd, env={**os.environ, **self.environment},
         )  # fmt: skip
         ACTIVE.add(self)
+        self.watch = subprocess.Popen(
+            [sys.executable, "-I", "-S", WATCH, str(self.process.pid)], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
         for thread in self.threads:
             thread.start()
 
@@ -206,6 +209,11 @@ class Training:
             restore()
         for thread in self.threads:
             thread.join()
+        try:
+            self.watch.communicate(b".")
+        except OSError:
+            # Nothing is left to watch.
+            self.watch.wait()
         if failure is not None:
             raise failure
         code = self.process.returncode
