@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from ._binary import find_binary
+from ._data import umask
 from .callbacks import Callbacks, TrainerControl
 
 POLL_SECONDS = 0.05
@@ -132,14 +133,16 @@ def stop_all() -> None:
 
 
 class Training:
-    """A process of `ottava train`, followed until its end. `cwd` is the folder that relative paths start from."""
+    """A process of `ottava train`, followed until its end. `file` is the file of the run, which becomes `trainer.toml`. `cwd` is the folder that relative
+    paths start from.
+    """
 
     process: subprocess.Popen[bytes]
     # Stops the program if this process is killed. A signal at the death of the parent (PR_SET_PDEATHSIG) would be sent once for each thread of the parent.
     watch: subprocess.Popen[bytes]
 
-    def __init__(self, folder: Path, arguments: list[str], callbacks: Callbacks, environment: dict[str, str], heard: int, cwd: str, binary: str):
-        self.folder, self.callbacks, self.state = folder, callbacks, callbacks.state
+    def __init__(self, folder: Path, file: Path, arguments: list[str], callbacks: Callbacks, environment: dict[str, str], heard: int, cwd: str, binary: str):
+        self.folder, self.file, self.callbacks, self.state = folder, file, callbacks, callbacks.state
         self.arguments, self.environment, self.cwd, self.binary = arguments, environment, cwd, binary
         self.follower = Follower(folder)
         self.saved = checkpoints_of(folder)
@@ -293,6 +296,9 @@ class Training:
             self.state.max_steps = json.loads((self.folder / "run.json").read_text("utf-8"))["max_steps"]
         except (OSError, ValueError, KeyError):
             return False
+        # All ranks have read the file.
+        self.file.chmod(0o666 & ~umask())
+        self.file.replace(self.folder / "trainer.toml")
         self.callbacks.call("on_train_begin")
         return True
 

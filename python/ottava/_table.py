@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import Any, Iterator
+import sys
+from typing import Any, Iterator, Mapping
 
 
 class Table:
-    """A table of a run's file. A field that is None is not written, so the program takes its default."""
+    """A table of a run's file. A field that is None is not written, so the program takes its default. A dictionary becomes the table of its field."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        field = self.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
+        if field is None:
+            raise AttributeError(f"{type(self).__name__} has no key `{name}`; the keys are {', '.join(self.__dataclass_fields__)}")  # type: ignore[attr-defined]
+        table = vars(sys.modules[type(self).__module__]).get(field.type.partition(" ")[0])
+        if isinstance(table, type) and issubclass(table, Table) and value is not None and not isinstance(value, table):
+            if not isinstance(value, Mapping):
+                raise ValueError(f"{type(self).__name__}: `{name}` is a {type(value).__name__}; write a {table.__name__}")
+            value = table(**value)
+        super().__setattr__(name, value)
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """The keys that are set, as dotted paths, with their values."""
@@ -32,9 +44,14 @@ class Table:
         return "\n".join(lines) + "\n"
 
 
+def scalar(value: Any) -> Any:
+    """The number of a scalar of NumPy, also of one that is a float of Python; any other value as it is."""
+    return value.item() if type(value).__module__ == "numpy" and getattr(value, "ndim", None) == 0 else value
+
+
 def written(value: Any) -> str:
     """`value` as TOML writes it, on one line. Errors with TypeError if TOML has no such value."""
-    value = getattr(value, "value", value)
+    value = scalar(getattr(value, "value", value))
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
