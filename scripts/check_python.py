@@ -29,7 +29,7 @@ import tiny_run  # noqa: E402
 
 import ottava  # noqa: E402
 from ottava._table import Table  # noqa: E402
-from ottava.settings import Checkpoint, Data, DataRecords, LrScheduler, Model, Precision, Run, Training  # noqa: E402
+from ottava.settings import Checkpoint, Data, DataRecords, LrScheduler, Model, Optimizer, Precision, Run, Training  # noqa: E402
 
 RANDOM = Run(model=Model(init="random"))
 TEXTS = [{"text": f"line {i * i} of the text"} for i in range(8)]
@@ -271,20 +271,18 @@ except ottava.OttavaError as error:
         self.addCleanup(script.kill)
         return script, int(script.stdout.readline())
 
-    def stopped(self):
-        """Waits until the run has ended with a checkpoint."""
-        limit = time.monotonic() + 60
-        end = None
-        while end is None and time.monotonic() < limit:
-            end = json.loads(Path("out/run.json").read_text()).get("end")
+    def stopped(self, seconds):
+        """Waits for at most some seconds until the run has ended, with a checkpoint."""
+        limit = time.monotonic() + seconds
+        while (end := json.loads(Path("out/run.json").read_text()).get("end")) is None and time.monotonic() < limit:
             time.sleep(0.05)
         self.assertEqual((end or {}).get("outcome"), "stopped")
         self.assertTrue(Path(f"out/checkpoints/checkpoint-{end['step']}").is_dir())
 
     def ended(self, script):
-        """Waits for the end of the script, whose run has stopped with a checkpoint."""
+        """Waits for the end of the script, which comes after the end of the run."""
         output, _ = script.communicate(timeout=60)
-        self.stopped()
+        self.stopped(0)
         return script.returncode, output.decode().splitlines()[-1:]
 
     def test_ctrl_c_saves_a_checkpoint_and_is_raised(self):
@@ -323,7 +321,7 @@ except ottava.OttavaError as error:
         script, _ = self.start()
         script.kill()
         script.wait(60)
-        self.stopped()
+        self.stopped(60)
 
     def test_a_killed_program_is_an_error_that_names_the_signal(self):
         script, program = self.start()
@@ -406,16 +404,28 @@ class Arguments(Case):
         ]:  # fmt: skip
             self.refused(f"SFTTrainer: `settings` and an argument both set `{key}`", settings=settings)
         # The same value twice, and a default of TRL.
-        allowed = Run(training=Training(max_steps=4), checkpoint=Checkpoint(save_total_limit=2), lr_scheduler=LrScheduler(warmup_steps=1))
-        self.sft("out", settings=allowed)
+        allowed = Run(
+            seed=3, training=Training(max_steps=4), checkpoint=Checkpoint(save_total_limit=2), lr_scheduler=LrScheduler(warmup_steps=1),
+            optimizer=Optimizer(learning_rate=2e-05),
+        )  # fmt: skip
+        lines = self.sft("out", settings=allowed, learning_rate=2e-5).toml.splitlines()
+        for line in ("seed = 3", "save_total_limit = 2", "warmup_steps = 1", "learning_rate = 2e-05"):
+            self.assertEqual([other for other in lines if other.startswith(line.split()[0])], [line])
+        self.assertLess(lines.index("seed = 3"), lines.index("[model]"))
+
+    def test_a_run_has_many_files(self):
+        # More than what one argument of a program has on Linux.
+        Path("texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in TEXTS))
+        names = ["./" * 100 + "texts.jsonl"] * 700
+        self.assertGreater(sum(map(len, names)), 2**17)
+        self.assertEqual(self.sft("out", data=names, max_steps=1).train().global_step, 1)
 
     def test_early_stopping_is_a_setting(self):
         class EarlyStoppingCallback(ottava.TrainerCallback):
             early_stopping_patience, early_stopping_threshold = 3, 0.5
 
         trainer = self.sft("out", callbacks=[Recorder, EarlyStoppingCallback()])
-        self.assertEqual(trainer.overrides["evaluation.early_stopping_patience"], 3)
-        self.assertEqual(trainer.overrides["evaluation.early_stopping_threshold"], 0.5)
+        self.assertIn("[evaluation]\nearly_stopping_threshold = 0.5\nearly_stopping_patience = 3\n", trainer.toml)
         self.assertEqual(len(trainer.callbacks.list), 1)
         with self.assertRaisesRegex(ValueError, "EarlyStoppingCallback is a setting"):
             trainer.add_callback(EarlyStoppingCallback)
@@ -435,6 +445,8 @@ class Arguments(Case):
         with self.assertRaisesRegex(ottava.OttavaError, "already holds a run"):
             self.sft("out", max_steps=2, others={"processing_class": tokenizer}).train()
         self.assertEqual({path: path.read_bytes() for path in before}, before)
+        texts = [path.read_text() for path in Path("out/data").glob("tokenizer-*/tokenizer.json")]
+        self.assertEqual(sorted(texts), [tokenizer.text[:-1], tokenizer.text])
         self.assertEqual([path.name for path in Path("out").rglob("*") if ".part" in path.name], [])
 
     @unittest.skip("`ottava import` checks `load_best_model_at_end` without `eval_steps`, and refuses it")
@@ -583,7 +595,7 @@ class Trainers(Case):
         for reward, words in [(3, "3 is no plain function"), ([None], "None is no plain function")]:
             with self.assertRaisesRegex(ValueError, words):
                 self.grpo(reward if isinstance(reward, list) else [reward])
-        self.assertEqual(self.grpo(Path("~/reward")).overrides["reinforcement.rewards"][0]["path"], str(Path.home() / "reward"))
+        self.assertIn(f'rewards = [{{ "type" = "model", "path" = "{Path.home()}/reward", "weight" = 1.0 }}]', self.grpo(Path("~/reward")).toml)
 
     def test_an_error_of_a_reward_function_is_the_cause_of_the_error(self):
         def broken(completions, **kwargs):

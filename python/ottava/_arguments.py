@@ -166,9 +166,17 @@ def refuse_twice(owner: str, settings: Run, toml: str, default: str, others: Map
     """
     given, without = keys_of(toml), keys_of(default)
     for key, value in settings.items():
-        is_given = key in given and given[key] not in (written(value), without.get(key))
+        is_given = key in given and given[key] != without.get(key) and not is_same(given[key], written(value))
         if key != "output_dir" and (is_given or key in others):
             raise ValueError(f"{owner}: `settings` and an argument both set `{key}`; leave one of them out")
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two values of TOML are equal, also as numbers."""
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
 
 
 def keys_of(toml: str) -> dict[str, str]:

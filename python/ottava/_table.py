@@ -70,6 +70,27 @@ def written(value: Any) -> str:
     raise TypeError(f"{value!r} ({type(value).__name__}) is no value of a setting")
 
 
+def merged(toml: str, settings: Mapping[str, Any]) -> str:
+    """`toml` with other values of some settings, by their dotted paths. Each line of `toml` is a comment, the head of a table, or one setting."""
+    lines, table, others = [], "", {key: f"{key.rpartition('.')[2]} = {written(value)}" for key, value in settings.items()}
+    for line in toml.splitlines():
+        if line.startswith("["):
+            table = path = line.strip("[]")
+        else:
+            path = f"{table}.{line.partition(' = ')[0]}".lstrip(".")
+        if not any(path == key or path.startswith(f"{key}.") for key in others):
+            lines.append(line)
+    for key, line in others.items():
+        head = f"[{key.rpartition('.')[0]}]"
+        if head == "[]":
+            lines.insert(next((at for at, line in enumerate(lines) if line.startswith("[")), len(lines)), line)
+        elif head in lines:
+            lines.insert(lines.index(head) + 1, line)
+        else:
+            lines += ["", head, line]
+    return "\n".join(lines) + "\n"
+
+
 def quoted(text: str) -> str:
     """`text` as a basic string of TOML, which has no control characters."""
     escapes = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}

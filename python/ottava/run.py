@@ -12,7 +12,6 @@ from typing import Any, Iterable, Mapping, NamedTuple
 
 from ._binary import find_binary
 from ._process import Training, checkpoints_of
-from ._table import written
 from .callbacks import Callbacks, TrainerState
 from .settings import Run
 
@@ -40,7 +39,6 @@ class RunTrainer:
         self.cwd, self.binary = os.getcwd(), os.path.abspath(find_binary())
         self.folder, self.toml, self.args, self.state = Path(self.cwd, folder), toml, args, state
         self.described = self.description()
-        self.overrides: dict[str, Any] = {}
         self.result: Mapping[str, Any] = {}
         self.callbacks = Callbacks(callbacks or [], args, state)
         self.callbacks.call("on_init_end")
@@ -77,8 +75,6 @@ class RunTrainer:
 
     def train_by(self, file: Path, resume_from_checkpoint: bool | str | os.PathLike[str] | None, gpus: int | None) -> TrainOutput:
         arguments = [str(file)]
-        for key, value in self.overrides.items():
-            arguments += ["--set", f"{key}={written(value)}"]
         if resume_from_checkpoint:
             arguments.append("--resume" if resume_from_checkpoint is True else f"--resume={os.path.abspath(os.path.expanduser(resume_from_checkpoint))}")
         if gpus is not None:

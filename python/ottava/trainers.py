@@ -12,6 +12,7 @@ from ._arguments import LoraConfig, TrainerConfig, refuse_twice, translate
 from ._data import files_of
 from ._defaults import COMMON, DPO, GRPO, KTO, REWARD, SFT
 from ._rewards import RewardServer, named_functions, table
+from ._table import merged
 from .callbacks import early_stopping
 from .run import RunTrainer, TrainOutput, state_of
 
@@ -102,8 +103,8 @@ class Trainer(RunTrainer):
             of_columns = {name: value for name, value in keys.items() if name not in given}
             without = translate(self.config.__name__, {**default, **of_columns, "model_name_or_path": "a/model"})
             refuse_twice(type(self).__name__, args.settings, toml, without, overrides)
-        self.prepare(args.output_dir, toml, args, state_of(args.settings, args.arguments, 3.0), others)
-        self.overrides = {**overrides, **{key: value for key, value in args.settings.items() if key != "output_dir"}}
+        settings = {**overrides, **{key: value for key, value in args.settings.items() if key != "output_dir"}}
+        self.prepare(args.output_dir, merged(toml, settings), args, state_of(args.settings, args.arguments, 3.0), others)
 
     @classmethod
     def kind(cls) -> str:
@@ -174,7 +175,7 @@ class GRPOTrainer(Trainer):
             raise ValueError(f"GRPOConfig: `reward_weights` has {len(weights)} numbers for {len(rewards)} rewards")
         for reward, weight in zip(rewards, weights):
             reward.setdefault("weight", float(weight))
-        # The translated file needs some reward. The setting replaces it.
+        # The translated file needs some reward. The table of the rewards replaces it.
         keys["reward_funcs"] = ["a/reward"]
         return {"reinforcement.rewards": rewards}
 
