@@ -193,6 +193,12 @@ class Runs(Case):
         self.assertEqual(os.listdir("elsewhere"), [])
         self.assertTrue(Path("out/checkpoints/checkpoint-2").is_dir() and Path("saved/config.json").is_file())
 
+    def test_a_run_that_is_not_where_it_was_is_an_error(self):
+        trainer = self.sft("out", max_steps=1)
+        trainer.folder = Path("other").absolute()
+        with self.assertRaisesRegex(ottava.OttavaError, "other has no new run"):
+            trainer.train()
+
     def test_a_checkpoint_that_is_written_again_is_announced_again(self):
         self.sft("out", save_steps=2).train()
         recorder = Recorder()
@@ -378,6 +384,11 @@ class Arguments(Case):
                 setattr(args, name, None)
         with self.assertRaisesRegex(AttributeError, "has no argument `no_such"):
             args.no_such_argument  # noqa: B018
+        adapters = ottava.LoraConfig(target_modules="all-linear", use_dora=None)
+        adapters.r = 3
+        trainer_of_adapters = self.sft("out", others={"peft_config": adapters})
+        self.assertIn("r = 3", trainer_of_adapters.toml.splitlines())
+        self.assertEqual((adapters.r, adapters.lora_alpha), (3, 8))
         args.max_steps = 10
         with self.assertRaisesRegex(ValueError, "`args` has changed since the trainer was created"):
             trainer.train()
@@ -385,6 +396,21 @@ class Arguments(Case):
         args.max_steps, args.settings = 9, Run()
         with self.assertRaisesRegex(ValueError, "`args` has changed"):
             trainer.train()
+
+    def test_a_scalar_of_numpy_is_a_number(self):
+        class Scalar(float):
+            ndim = 0
+
+            def __repr__(self):
+                return f"np.float64({float(self)})"
+
+            def item(self):
+                return float(self)
+
+        Scalar.__module__ = "numpy"
+        run = Run(model=Model(init="random"), optimizer=Optimizer(weight_decay=Scalar(0.25)))
+        lines = self.sft("out", settings=run, learning_rate=Scalar(0.5)).toml.splitlines()
+        self.assertEqual([line for line in lines if line in ("learning_rate = 0.5", "weight_decay = 0.25")], ["weight_decay = 0.25", "learning_rate = 0.5"])
 
     def test_settings_are_keys_of_the_file(self):
         run = Run()
@@ -548,10 +574,10 @@ class Trainers(Case):
         trainer.save_model("reward")
         self.assertIn("ForSequenceClassification", json.loads(Path("reward/config.json").read_text())["architectures"][0])
 
-    def grpo(self, function, **given):
+    def grpo(self, function, data=PROMPTS, **given):
         args = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 4, "max_steps": 2}
         config = ottava.GRPOConfig("out", settings=Run(data=Data(max_length=24)), **{**args, "use_cpu": True, "bf16": False, "logging_steps": 1, **given})
-        return ottava.GRPOTrainer(self.base, function, config, train_dataset=PROMPTS)
+        return ottava.GRPOTrainer(self.base, function, config, train_dataset=data)
 
     def test_functions_of_the_script_are_rewards(self):
         seen = []
@@ -590,6 +616,18 @@ class Trainers(Case):
         self.assertEqual([logs[f"rewards/{name}/mean"] for name in ("half", "<lambda>", "<lambda>-2")], [1.0, 0.0, 2.0])
         self.assertGreater(next(value for name, value in logs.items() if name.endswith("lengths/é")), 0)
         self.assertEqual(len([warning for warning in caught if "log_extra" in str(warning.message)]), 1)
+
+    def test_reward_functions_get_every_letter_in_any_locale(self):
+        seen = []
+
+        def é(completions, answer, **kwargs):
+            seen.extend(answer)
+            return [0.0] * len(completions)
+
+        os.environ["PYTHONIOENCODING"] = "ascii"
+        self.addCleanup(os.environ.pop, "PYTHONIOENCODING")
+        self.grpo(é, max_steps=1, data=[{"prompt": "a", "answer": "ü"}] * 4).train()
+        self.assertEqual(seen, ["ü"] * 8)
 
     def test_rewards_are_checked_when_the_trainer_is_created(self):
         for reward, words in [(3, "3 is no plain function"), ([None], "None is no plain function")]:

@@ -208,14 +208,24 @@ def reason_of(owner: str, note: str) -> str:
 class LoraConfig:
     """Adapters, by the names of PEFT's LoraConfig and with its defaults. PEFT chooses `target_modules` by the family of a model; here it is required."""
 
+    arguments: dict[str, Any]
     # PEFT's names, for which a file of TRL has others.
     names = {"modules_to_save": "lora_modules_to_save", "fan_in_fan_out": "lora_fan_in_fan_out", "target_parameters": "lora_target_parameters"}
 
     def __init__(self, r: int = 8, target_modules: Any = None, lora_alpha: float = 8, **arguments: Any):
-        if r < 1:
-            raise ValueError(f"LoraConfig: `r` is {r}, and adapters have a rank of 1 or more")
-        self.arguments = {"r": plain(r), "lora_alpha": plain(lora_alpha), "target_modules": plain(target_modules)}
-        self.arguments |= {name: plain(value) for name, value in arguments.items() if value is not None}
+        super().__setattr__("arguments", {})
+        for name, value in {"r": r, "target_modules": target_modules, "lora_alpha": lora_alpha, **arguments}.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "r" and (value is None or value < 1):
+            raise ValueError(f"LoraConfig: `r` is {value}, and adapters have a rank of 1 or more")
+        self.arguments[name] = plain(value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "arguments" or name not in self.arguments:
+            raise AttributeError(f"LoraConfig has no argument `{name}`")
+        return self.arguments[name]
 
     @classmethod
     def of(cls, config: Any) -> LoraConfig:
@@ -233,7 +243,7 @@ class LoraConfig:
             raise ValueError('LoraConfig: name `target_modules`, such as "all-linear" or ["q_proj", "v_proj"]')
         keys: dict[str, Any] = {"use_peft": True, "lora": {}}
         for name, value in self.arguments.items():
-            if value in NEUTRAL_OF_ADAPTERS.get(name, ()):
+            if value is None or value in NEUTRAL_OF_ADAPTERS.get(name, ()):
                 continue
             if name in self.names:
                 keys[self.names[name]] = value

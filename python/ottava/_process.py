@@ -264,10 +264,10 @@ class Training:
 
     def end_now(self) -> None:
         """Ends the program without a checkpoint: by a second signal. The two signals are different, because equal ones may become one."""
-        self.asked.set()
         self.kill_at = self.kill_at or time.monotonic() + KILL_SECONDS
         self.process.send_signal(signal.SIGINT)
         self.process.send_signal(signal.SIGTERM)
+        self.asked.set()
 
     def handle_signals(self) -> Any:
         """Turns signals that would end this process into exceptions. Returns what undoes this."""
