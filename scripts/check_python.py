@@ -193,6 +193,12 @@ class Runs(Case):
         self.assertEqual(os.listdir("elsewhere"), [])
         self.assertTrue(Path("out/checkpoints/checkpoint-2").is_dir() and Path("saved/config.json").is_file())
 
+    def test_a_name_of_a_folder_may_have_any_letter(self):
+        for name in ("ü n \u2028\u0085", 'quo"te\n[data]\nseed = 4'):
+            with self.subTest(name=name):
+                self.assertEqual(self.sft(name, max_steps=1).train().global_step, 1)
+                self.assertTrue(Path(name, "checkpoints/checkpoint-1").is_dir())
+
     def test_a_run_that_is_not_where_it_was_is_an_error(self):
         trainer = self.sft("out", max_steps=1)
         trainer.folder = Path("other").absolute()

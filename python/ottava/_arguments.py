@@ -13,7 +13,7 @@ from typing import Any, Mapping
 
 from ._defaults import COMMON
 from ._process import OttavaError, output_of
-from ._table import scalar, written
+from ._table import scalar, statements, written
 from .settings import Run
 
 # Arguments of TRL that `ottava import` does not know, at the values that ask for what every run does.
@@ -182,7 +182,7 @@ def is_same(one: str, other: str) -> bool:
 def keys_of(toml: str) -> dict[str, str]:
     """The settings of a translated file, with their values. A line with a comment is a default, or is made of several arguments."""
     found, table = {}, ""
-    for line in toml.splitlines():
+    for line in statements(toml):
         if line.startswith("["):
             table = line.strip("[]") + "."
         elif " = " in line and "  # " not in line:

@@ -221,7 +221,7 @@ class Training:
             raise failure
         code = self.process.returncode
         if code != 0 and not (self.is_stopped and code in (STOPPED, STOPPED_EARLY)):
-            raise OttavaError(message_of(list(self.tail), code), code)
+            raise OttavaError(message_of(list(self.tail), code).replace(str(self.file), "trainer.toml"), code)
         if code == 0 and not self.began and self.state.is_world_process_zero:
             raise OttavaError(f"the program ended, but {self.folder} has no new run: was the folder moved?", code)
         return json.loads(b"".join(self.output) or b"{}") or {}

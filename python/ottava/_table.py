@@ -70,10 +70,22 @@ def written(value: Any) -> str:
     raise TypeError(f"{value!r} ({type(value).__name__}) is no value of a setting")
 
 
+def statements(toml: str) -> Iterator[str]:
+    """The lines of a file of `ottava import`: comments, heads of tables, and settings. A text of several lines is in one line with its setting."""
+    lines: list[str] = []
+    # Other separators of lines, such as U+2028, are letters of texts.
+    for line in toml.rstrip("\n").split("\n"):
+        lines.append(line)
+        value = "\n".join(lines).partition(" = ")[2]
+        if value[:3] not in ('"""', "'''") or value[:3] in value[3:]:
+            yield "\n".join(lines)
+            lines = []
+
+
 def merged(toml: str, settings: Mapping[str, Any]) -> str:
-    """`toml` with other values of some settings, by their dotted paths. Each line of `toml` is a comment, the head of a table, or one setting."""
+    """`toml` with other values of some settings, by their dotted paths. `toml` has the form of a file of `ottava import`."""
     lines, table, others = [], "", {key: f"{key.rpartition('.')[2]} = {written(value)}" for key, value in settings.items()}
-    for line in toml.splitlines():
+    for line in statements(toml):
         if line.startswith("["):
             table = path = line.strip("[]")
         else:
