@@ -473,6 +473,8 @@ class Arguments(Case):
         tokenizer = Tokenizer()
         self.sft("out", max_steps=1, others={"processing_class": tokenizer}).train()
         before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+        # The same tokenizer has the same folder.
+        self.sft("out", others={"processing_class": tokenizer})
         tokenizer.text += " "
         with self.assertRaisesRegex(ottava.OttavaError, "already holds a run"):
             self.sft("out", max_steps=2, others={"processing_class": tokenizer}).train()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import secrets
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -25,10 +25,9 @@ def files_of(name: str, data: Any, folder: Path) -> tuple[list[str], set[str]]:
     digest = hashlib.sha256()
     columns: set[str] = set()
     folder.mkdir(parents=True, exist_ok=True)
-    number, text = tempfile.mkstemp(prefix=f".{name}-", suffix=".part", dir=folder)
-    part = Path(text)
+    part = folder / f".{name}-{secrets.token_hex(8)}.part"
     try:
-        with open(number, "wb") as file:
+        with open(part, "wb") as file:
             for number, record in enumerate(data):
                 line = line_of(name, number, record)
                 columns = columns or set(record)
@@ -37,7 +36,6 @@ def files_of(name: str, data: Any, folder: Path) -> tuple[list[str], set[str]]:
         if not columns:
             raise ValueError(f"`{name}` has no records")
         path = folder / f"{name}-{digest.hexdigest()[:16]}.jsonl"
-        part.chmod(0o666 & ~umask())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -57,10 +55,3 @@ def line_of(name: str, number: int, record: Any) -> bytes:
             except (TypeError, ValueError) as reason:
                 raise ValueError(f"`{name}`: record {number}, column `{column}`: {reason}") from None
         raise ValueError(f"`{name}`: record {number}: {error}") from None
-
-
-def umask() -> int:
-    """The permissions that new files of this process do not have. A temporary file has fewer."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from ._binary import find_binary
-from ._data import umask
 from .callbacks import Callbacks, TrainerControl
 
 POLL_SECONDS = 0.05
@@ -297,7 +296,6 @@ class Training:
         except (OSError, ValueError, KeyError):
             return False
         # All ranks have read the file.
-        self.file.chmod(0o666 & ~umask())
         self.file.replace(self.folder / "trainer.toml")
         self.callbacks.call("on_train_begin")
         return True

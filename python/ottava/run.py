@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple
@@ -65,13 +65,12 @@ class RunTrainer:
             raise ValueError("`args` has changed since the trainer was created, and the run does not; create the trainer after the change")
         self.folder.mkdir(parents=True, exist_ok=True)
         # The file has its name once the run has begun, so a refused start changes nothing. Each rank of a launcher has such a file, with the same text.
-        number, file = tempfile.mkstemp(prefix=".trainer-", suffix=".part", dir=self.folder)
-        with open(number, "w", encoding="utf-8") as part:
-            part.write(self.toml)
+        file = self.folder / f".trainer-{secrets.token_hex(8)}.part"
         try:
-            return self.train_by(Path(file), resume_from_checkpoint, gpus)
+            file.write_text(self.toml, "utf-8")
+            return self.train_by(file, resume_from_checkpoint, gpus)
         finally:
-            Path(file).unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
     def train_by(self, file: Path, resume_from_checkpoint: bool | str | os.PathLike[str] | None, gpus: int | None) -> TrainOutput:
         arguments = [str(file)]

@@ -215,8 +215,12 @@ def tokenizer(given: Any, folder: Path) -> str:
         for path in sorted(path for path in written.rglob("*") if path.is_file()):
             digest.update(f"{path.relative_to(written)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
         found = folder / f"tokenizer-{digest.hexdigest()[:16]}"
-        if not found.is_dir():
+        try:
             written.rename(found)
+        except OSError:
+            # An earlier run or another rank has written it.
+            if not found.is_dir():
+                raise
     return str(found)
 
 
