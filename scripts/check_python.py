@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 import unittest
 import warnings
 from pathlib import Path
@@ -429,6 +430,7 @@ class Arguments(Case):
             Run(training={"no_such_key": 3})
         with self.assertRaisesRegex(ValueError, "`training` is a int"):
             Run(training=3)
+        self.assertEqual(typing.get_type_hints(Run)["training"], typing.Optional[Training])
         run.training = {"max_steps": 3}
         self.assertEqual(run, Run(training=Training(max_steps=3)))
 

@@ -15,7 +15,7 @@ class Table:
         field = self.__dataclass_fields__.get(name)  # type: ignore[attr-defined]
         if field is None:
             raise AttributeError(f"{type(self).__name__} has no key `{name}`; the keys are {', '.join(self.__dataclass_fields__)}")  # type: ignore[attr-defined]
-        table = vars(sys.modules[type(self).__module__]).get(field.type.partition(" ")[0])
+        table = vars(sys.modules[type(self).__module__]).get(field.type[len("Optional[") : -1])
         if isinstance(table, type) and issubclass(table, Table) and value is not None and not isinstance(value, table):
             if not isinstance(value, Mapping):
                 raise ValueError(f"{type(self).__name__}: `{name}` is a {type(value).__name__}; write a {table.__name__}")
