@@ -18,6 +18,7 @@ import tempfile
 import time
 import typing
 import unittest
+import unittest.mock
 import warnings
 from pathlib import Path
 
@@ -89,6 +90,9 @@ class Case(unittest.TestCase):
         before = os.getcwd()
         os.chdir(Path(folder.name) / "tiny")
         self.addCleanup(os.chdir, before)
+        home = unittest.mock.patch.dict(os.environ, HOME=folder.name)
+        home.start()
+        self.addCleanup(home.stop)
         # The messages of the program are not part of the output of the tests.
         self.addCleanup(setattr, sys, "stderr", sys.stderr)
         sys.stderr = open(os.devnull, "w")
