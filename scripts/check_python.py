@@ -8,6 +8,7 @@ import ast
 import importlib
 import json
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 import unittest
+import unittest.mock
 import warnings
 from pathlib import Path
 
@@ -28,7 +31,7 @@ import tiny_run  # noqa: E402
 
 import ottava  # noqa: E402
 from ottava._table import Table  # noqa: E402
-from ottava.settings import Checkpoint, Data, DataRecords, LrScheduler, Model, Precision, Run, Training  # noqa: E402
+from ottava.settings import Checkpoint, Data, DataRecords, LrScheduler, Model, Optimizer, Precision, Run, Training  # noqa: E402
 
 RANDOM = Run(model=Model(init="random"))
 TEXTS = [{"text": f"line {i * i} of the text"} for i in range(8)]
@@ -87,6 +90,9 @@ class Case(unittest.TestCase):
         before = os.getcwd()
         os.chdir(Path(folder.name) / "tiny")
         self.addCleanup(os.chdir, before)
+        home = unittest.mock.patch.dict(os.environ, HOME=folder.name)
+        home.start()
+        self.addCleanup(home.stop)
         # The messages of the program are not part of the output of the tests.
         self.addCleanup(setattr, sys, "stderr", sys.stderr)
         sys.stderr = open(os.devnull, "w")
@@ -146,12 +152,12 @@ class Runs(Case):
         whole.train()
         # What a killed run has written after its last checkpoint is no part of the resumed run.
         with open("out/metrics.jsonl", "a") as file:
-            file.write(json.dumps({"step": stopped + 1, "loss": 99.0}) + "\n")
+            file.write(json.dumps({"step": stopped + 1, "loss": 99.5}) + "\n")
         second = self.sft("out", callbacks=[recorder], **given)
         second.train(resume_from_checkpoint=True)
         losses = lambda trainer: [(entry["step"], entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
         self.assertEqual(losses(second), losses(whole))
-        self.assertFalse([event for event in recorder.events if event[-1] == 99.0])
+        self.assertFalse([event for event in recorder.events if event[-1] == 99.5])
         # Callbacks hear only of the steps of this start.
         self.assertEqual([event[1] for event in recorder.events if event[0] == "step"], [stopped + 1, stopped + 2, stopped + 3])
         other = self.sft("other", **given)
@@ -164,6 +170,18 @@ class Runs(Case):
             self.sft("out", max_steps=1).train()
         self.assertEqual(error.exception.exit_code, 1)
         self.assertTrue(str(error.exception).startswith("out already holds a run"), str(error.exception))
+        copy = pickle.loads(pickle.dumps(error.exception))
+        self.assertEqual((str(copy), copy.exit_code), (str(error.exception), 1))
+
+    def test_messages_are_read_to_their_end_although_they_cannot_be_written(self):
+        class Closed:
+            def write(self, text):
+                raise BrokenPipeError
+
+        self.sft("out", max_steps=1).train()
+        sys.stderr = Closed()
+        with self.assertRaisesRegex(ottava.OttavaError, "^out already holds a run"):
+            self.sft("out", max_steps=1).train()
 
     def test_an_error_of_a_callback_stops_the_run_and_is_raised(self):
         class Fails(ottava.TrainerCallback):
@@ -173,6 +191,41 @@ class Runs(Case):
         with self.assertRaisesRegex(KeyError, "mine"):
             self.sft("out", callbacks=[Fails], max_steps=100_000).train()
         self.assertEqual(json.loads(Path("out/run.json").read_text())["end"]["outcome"], "stopped")
+
+    def test_a_script_may_change_its_folder(self):
+        here = os.getcwd()
+
+        class Leaves(ottava.TrainerCallback):
+            def on_train_begin(self, args, state, control, **kwargs):
+                os.chdir("/")
+
+        trainer = self.sft("out", callbacks=[Leaves], max_steps=2)
+        os.mkdir("elsewhere")
+        os.chdir("elsewhere")
+        self.assertEqual(trainer.train().global_step, 2)
+        trainer.save_model(f"{here}/saved")
+        os.chdir(here)
+        self.assertEqual(os.listdir("elsewhere"), [])
+        self.assertTrue(Path("out/checkpoints/checkpoint-2").is_dir() and Path("saved/config.json").is_file())
+
+    def test_a_name_of_a_folder_may_have_any_letter(self):
+        for name in ("ü n \u2028\u0085", 'quo"te\n[data]\nseed = 4'):
+            with self.subTest(name=name):
+                self.assertEqual(self.sft(name, max_steps=1).train().global_step, 1)
+                self.assertTrue(Path(name, "checkpoints/checkpoint-1").is_dir())
+
+    def test_a_run_that_is_not_where_it_was_is_an_error(self):
+        trainer = self.sft("out", max_steps=1)
+        trainer.folder = Path("other").absolute()
+        with self.assertRaisesRegex(ottava.OttavaError, "other has no new run"):
+            trainer.train()
+
+    def test_a_checkpoint_that_is_written_again_is_announced_again(self):
+        self.sft("out", save_steps=2).train()
+        recorder = Recorder()
+        self.sft("out", save_steps=2, callbacks=[recorder]).train(resume_from_checkpoint="out/checkpoints/checkpoint-2")
+        self.assertEqual([event for event in recorder.events if event[0] in ("step", "save")].count(("save", 2)), 0)
+        self.assertEqual([event[1] for event in recorder.events if event[0] == "save"], [4])
 
     def test_settings_write_the_file_of_a_run(self):
         run = Run(
@@ -213,45 +266,88 @@ class Examples(unittest.TestCase):
 
 class Signals(Case):
     SCRIPT = """
-import signal, sys
+import signal, sys, threading
 # A shell may have started the tests in the background, without Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path[:0] = {path!r}
 import ottava
+from ottava._process import ACTIVE
 from check_python import RANDOM, TEXTS, arguments
+begun = threading.Event()
 class Tells(ottava.TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == 1:
-            print("begun", flush=True)
-try:
+        if not begun.is_set():
+            print(*[run.process.pid for run in ACTIVE], flush=True)
+            begun.set()
+def train():
     args = ottava.SFTConfig("out", settings=RANDOM, **arguments(max_steps=100_000))
     ottava.SFTTrainer("model", args=args, train_dataset=TEXTS, callbacks=[Tells]).train()
+try:
+    {call}
 except KeyboardInterrupt:
     print("interrupted", flush=True)
+except ottava.OttavaError as error:
+    print(str(error).splitlines()[0], flush=True)
 """
 
-    def interrupted(self, number):
-        command = [sys.executable, "-c", self.SCRIPT.format(path=sys.path)]
+    def start(self, call="train()"):
+        """Starts a script, and waits until the run has begun. Returns the script and the process of the program."""
+        command = [sys.executable, "-c", self.SCRIPT.format(path=sys.path, call=call)]
         script = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         self.addCleanup(script.stdout.close)
-        script.stdout.readline()
-        # A terminal sends Ctrl-C to a whole group of processes.
-        os.killpg(script.pid, number)
-        try:
-            output, _ = script.communicate(timeout=60)
-        except subprocess.TimeoutExpired:
-            script.kill()
-            raise
-        end = json.loads(Path("out/run.json").read_text())["end"]
-        self.assertEqual(end["outcome"], "stopped")
+        self.addCleanup(script.kill)
+        return script, int(script.stdout.readline())
+
+    def stopped(self, seconds):
+        """Waits for at most some seconds until the run has ended, with a checkpoint."""
+        limit = time.monotonic() + seconds
+        while (end := json.loads(Path("out/run.json").read_text()).get("end")) is None and time.monotonic() < limit:
+            time.sleep(0.05)
+        self.assertEqual((end or {}).get("outcome"), "stopped")
         self.assertTrue(Path(f"out/checkpoints/checkpoint-{end['step']}").is_dir())
+
+    def ended(self, script):
+        """Waits for the end of the script, which comes after the end of the run."""
+        output, _ = script.communicate(timeout=60)
+        self.stopped(0)
         return script.returncode, output.decode().splitlines()[-1:]
 
     def test_ctrl_c_saves_a_checkpoint_and_is_raised(self):
-        self.assertEqual(self.interrupted(signal.SIGINT), (0, ["interrupted"]))
+        script, _ = self.start()
+        # A terminal sends Ctrl-C to a whole group of processes.
+        os.killpg(script.pid, signal.SIGINT)
+        self.assertEqual(self.ended(script), (0, ["interrupted"]))
+
+    def test_a_signal_to_all_processes_of_a_job_saves_a_checkpoint(self):
+        for first in (0, 1):
+            with self.subTest(first=first):
+                script, program = self.start()
+                processes = [script.pid, program]
+                os.kill(processes[first], signal.SIGTERM)
+                os.kill(processes[1 - first], signal.SIGTERM)
+                self.assertEqual(self.ended(script)[0], 128 + signal.SIGTERM)
+                shutil.rmtree("out")
 
     def test_the_end_of_the_script_saves_a_checkpoint(self):
-        self.assertEqual(self.interrupted(signal.SIGTERM)[0], 128 + signal.SIGTERM)
+        script, _ = self.start()
+        os.kill(script.pid, signal.SIGTERM)
+        self.assertEqual(self.ended(script)[0], 128 + signal.SIGTERM)
+
+    def test_a_run_of_a_daemon_thread_stops_at_the_end_of_the_script(self):
+        script, _ = self.start("threading.Thread(target=train, daemon=True).start(); begun.wait()")
+        self.assertEqual(self.ended(script)[0], 0)
+
+    def test_the_program_stops_when_the_script_is_killed(self):
+        script, _ = self.start()
+        script.kill()
+        script.wait(60)
+        self.stopped(60)
+
+    def test_a_killed_program_is_an_error_that_names_the_signal(self):
+        script, program = self.start()
+        os.kill(program, signal.SIGKILL)
+        output, _ = script.communicate(timeout=60)
+        self.assertEqual(output.decode().splitlines()[-1:], ["the program was killed by SIGKILL (out of memory?)"])
 
 
 class Arguments(Case):
@@ -273,6 +369,136 @@ class Arguments(Case):
         with self.assertRaisesRegex(ValueError, "pass the folder or the name"):
             ottava.SFTTrainer(object(), train_dataset=TEXTS)
 
+    def test_values_without_a_meaning_are_refused(self):
+        self.refused("SFTConfig: `learning_rate` is None", learning_rate=None)
+        with self.assertRaisesRegex(ValueError, "`max_completion_length` is None; .* TRL's default, 512"):
+            ottava.GRPOConfig("out", max_completion_length=None)
+        with self.assertRaisesRegex(ValueError, "`r` is 0"):
+            ottava.LoraConfig(r=0, target_modules="all-linear")
+        with self.assertRaisesRegex(ValueError, "`output_dir` is empty"):
+            ottava.SFTConfig("")
+        with self.assertRaisesRegex(ValueError, "`settings` is a dict"):
+            ottava.SFTConfig("out", settings={"seed": 1})
+        self.refused("record 0, column `when`: .* bytes", data=[{"text": "a", "when": b"x"}])
+        self.refused("`reward_funcs` has no reward", trainer=lambda *given, **others: ottava.GRPOTrainer(*given, reward_funcs=[], **others))
+        dtype = {"ref_model_init_kwargs": {"dtype": "float32"}}
+        self.refused("`ref_model_init_kwargs.dtype`", trainer=ottava.DPOTrainer, config=ottava.DPOConfig, data=PAIRS, **dtype)
+
+    def test_arguments_can_be_assigned_and_read(self):
+        args = ottava.SFTConfig("out", settings=RANDOM, **arguments())
+        args.max_steps, args.learning_rate, args.output_dir = 9, 0.5, "~/other"
+        trainer = ottava.SFTTrainer("model", args=args, train_dataset="data.jsonl")
+        for line in ("max_steps = 9", "learning_rate = 0.5"):
+            self.assertIn(line, trainer.toml.splitlines())
+        self.assertEqual(trainer.folder, Path.home() / "other")
+        self.assertEqual((args.max_steps, args.gradient_accumulation_steps, args.push_to_hub, args.eval_steps), (9, 1, False, None))
+        self.assertEqual((args.bf16, ottava.SFTConfig().bf16, ottava.SFTConfig(fp16=True).bf16), (False, True, False))
+        for name in ("learning_rate", "max_length"):
+            with self.assertRaisesRegex(ValueError, f"`{name}` is None"):
+                setattr(args, name, None)
+        with self.assertRaisesRegex(AttributeError, "has no argument `no_such"):
+            args.no_such_argument  # noqa: B018
+        adapters = ottava.LoraConfig(target_modules="all-linear", use_dora=None)
+        adapters.r = 3
+        trainer_of_adapters = self.sft("out", others={"peft_config": adapters})
+        self.assertIn("r = 3", trainer_of_adapters.toml.splitlines())
+        self.assertEqual((adapters.r, adapters.lora_alpha), (3, 8))
+        args.max_steps = 10
+        with self.assertRaisesRegex(ValueError, "`args` has changed since the trainer was created"):
+            trainer.train()
+        self.assertEqual(pickle.loads(pickle.dumps(args)).max_steps, 10)
+        args.max_steps, args.settings = 9, Run()
+        with self.assertRaisesRegex(ValueError, "`args` has changed"):
+            trainer.train()
+
+    def test_a_scalar_of_numpy_is_a_number(self):
+        class Scalar(float):
+            ndim = 0
+
+            def __repr__(self):
+                return f"np.float64({float(self)})"
+
+            def item(self):
+                return float(self)
+
+        Scalar.__module__ = "numpy"
+        run = Run(model=Model(init="random"), optimizer=Optimizer(weight_decay=Scalar(0.25)))
+        lines = self.sft("out", settings=run, learning_rate=Scalar(0.5)).toml.splitlines()
+        self.assertEqual([line for line in lines if line in ("learning_rate = 0.5", "weight_decay = 0.25")], ["weight_decay = 0.25", "learning_rate = 0.5"])
+
+    def test_settings_are_keys_of_the_file(self):
+        run = Run()
+        with self.assertRaisesRegex(AttributeError, "Run has no key `trainning`"):
+            run.trainning = Training(max_steps=3)
+        with self.assertRaisesRegex(TypeError, "no_such_key"):
+            Run(training={"no_such_key": 3})
+        with self.assertRaisesRegex(ValueError, "`training` is a int"):
+            Run(training=3)
+        self.assertEqual(typing.get_type_hints(Run)["training"], typing.Optional[Training])
+        run.training = {"max_steps": 3}
+        self.assertEqual(run, Run(training=Training(max_steps=3)))
+
+    def test_a_setting_and_an_argument_do_not_contradict_each_other(self):
+        for settings, key in [
+            (Run(training=Training(max_steps=5)), "training.max_steps"), (Run(data=Data(train_files=["text.txt"])), "data.train_files"),
+            (Run(precision=Precision(recipe="bf16")), "precision.recipe"),
+        ]:  # fmt: skip
+            self.refused(f"SFTTrainer: `settings` and an argument both set `{key}`", settings=settings)
+        # The same value twice, and a default of TRL.
+        allowed = Run(
+            seed=3, training=Training(max_steps=4), checkpoint=Checkpoint(save_total_limit=2), lr_scheduler=LrScheduler(warmup_steps=1),
+            optimizer=Optimizer(learning_rate=2e-05),
+        )  # fmt: skip
+        lines = self.sft("out", settings=allowed, learning_rate=2e-5).toml.splitlines()
+        for line in ("seed = 3", "save_total_limit = 2", "warmup_steps = 1", "learning_rate = 2e-05"):
+            self.assertEqual([other for other in lines if other.startswith(line.split()[0])], [line])
+        self.assertLess(lines.index("seed = 3"), lines.index("[model]"))
+
+    def test_a_run_has_many_files(self):
+        # More than what one argument of a program has on Linux.
+        Path("texts.jsonl").write_text("".join(json.dumps(record) + "\n" for record in TEXTS))
+        names = ["./" * 100 + "texts.jsonl"] * 700
+        self.assertGreater(sum(map(len, names)), 2**17)
+        self.assertEqual(self.sft("out", data=names, max_steps=1).train().global_step, 1)
+
+    def test_early_stopping_is_a_setting(self):
+        class EarlyStoppingCallback(ottava.TrainerCallback):
+            early_stopping_patience, early_stopping_threshold = 3, 0.5
+
+        trainer = self.sft("out", callbacks=[Recorder, EarlyStoppingCallback()])
+        self.assertIn("[evaluation]\nearly_stopping_threshold = 0.5\nearly_stopping_patience = 3\n", trainer.toml)
+        self.assertEqual(len(trainer.callbacks.list), 1)
+        with self.assertRaisesRegex(ValueError, "EarlyStoppingCallback is a setting"):
+            trainer.add_callback(EarlyStoppingCallback)
+
+    def test_a_refused_run_changes_nothing(self):
+        class Tokenizer:
+            text = Path("model/tokenizer.json").read_text()
+
+            def save_pretrained(self, folder):
+                os.makedirs(folder)
+                Path(folder, "tokenizer.json").write_text(self.text)
+
+        tokenizer = Tokenizer()
+        self.sft("out", max_steps=1, others={"processing_class": tokenizer}).train()
+        before = {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()}
+        # The same tokenizer has the same folder.
+        self.sft("out", others={"processing_class": tokenizer})
+        tokenizer.text += " "
+        with self.assertRaisesRegex(ottava.OttavaError, "already holds a run"):
+            self.sft("out", max_steps=2, others={"processing_class": tokenizer}).train()
+        self.assertEqual({path: path.read_bytes() for path in before}, before)
+        texts = [path.read_text() for path in Path("out/data").glob("tokenizer-*/tokenizer.json")]
+        self.assertEqual(sorted(texts), [tokenizer.text[:-1], tokenizer.text])
+        self.assertEqual([path.name for path in Path("out").rglob("*") if ".part" in path.name], [])
+
+    @unittest.skip("`ottava import` checks `load_best_model_at_end` without `eval_steps`, and refuses it")
+    def test_the_best_model_can_be_loaded_at_the_end(self):
+        given = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True}
+        trainer = self.sft("out", others={"eval_dataset": TEXTS[:2]}, **given)
+        trainer.train()
+        self.assertTrue(Path(trainer.state.best_model_checkpoint).is_dir())
+
     def test_callbacks_that_a_run_cannot_serve_are_refused(self):
         class Epochs(ottava.TrainerCallback):
             def on_epoch_end(self, args, state, control, **kwargs):
@@ -282,7 +508,14 @@ class Arguments(Case):
             def on_step_end(self, args, state, control, **kwargs):
                 control.should_save = True
 
+        class Predicts(ottava.TrainerCallback):
+            on_gpu = True
+
+            def on_predict(self, args, state, control, metrics, **kwargs):
+                pass
+
         self.refused("Epochs.on_epoch_end: runs have no such event", callbacks=[Epochs])
+        self.sft("out", callbacks=[Predicts])
         with self.assertRaisesRegex(ValueError, "Saves.on_step_end sets `control.should_save`"):
             self.sft("out", callbacks=[Saves]).train()
 
@@ -304,10 +537,11 @@ class Arguments(Case):
             (TEXTS, {"eval_strategy": "steps"}, "eval_steps = 1"), (TEXTS, {"packing": True, "packing_strategy": "wrapped"}, 'packing = "wrapped"'),
             (TEXTS, {"packing_strategy": "bfd"}, 'packing = "none"'), (chats, {}, "train_on_inputs = true"),
             (chats, {"assistant_only_loss": True}, "train_on_inputs = false"), (completions, {"assistant_only_loss": False}, "train_on_inputs = false"),
-            (completions, {"completion_only_loss": False}, "train_on_inputs = true"),
+            (completions, {"completion_only_loss": False}, "train_on_inputs = true"), ("a.jsonl", {"completion_only_loss": False}, "train_on_inputs = true"),
         ]:  # fmt: skip
             self.assertIn(line, lines(self.sft("out", data=data, **given)), given)
         self.assertIn('recipe = "bf16"', lines(self.sft("out", bf16=True)))
+        self.assertNotIn('recipe = "fp32"', lines(self.sft("out", bf16=None, model_init_kwargs={"dtype": "float32"})))
         dpo = lines(self.sft("out", trainer=ottava.DPOTrainer, config=ottava.DPOConfig, data=PAIRS))
         self.assertIn("learning_rate = 0.000001", dpo)
         reward = lines(self.sft("out", trainer=ottava.RewardTrainer, config=ottava.RewardConfig, data=PAIRS))
@@ -357,10 +591,10 @@ class Trainers(Case):
         trainer.save_model("reward")
         self.assertIn("ForSequenceClassification", json.loads(Path("reward/config.json").read_text())["architectures"][0])
 
-    def grpo(self, function, **given):
+    def grpo(self, function, data=PROMPTS, **given):
         args = {"num_generations": 4, "per_device_train_batch_size": 8, "max_completion_length": 4, "max_steps": 2}
         config = ottava.GRPOConfig("out", settings=Run(data=Data(max_length=24)), **{**args, "use_cpu": True, "bf16": False, "logging_steps": 1, **given})
-        return ottava.GRPOTrainer(self.base, function, config, train_dataset=PROMPTS)
+        return ottava.GRPOTrainer(self.base, function, config, train_dataset=data)
 
     def test_functions_of_the_script_are_rewards(self):
         seen = []
@@ -381,6 +615,43 @@ class Trainers(Case):
         self.assertAlmostEqual(logs["rewards/digits/mean"], means, places=5)
         self.assertAlmostEqual(logs["reward"], means + 0.5 * logs["rewards/length/mean"], places=5)
 
+    def test_reward_functions_are_called_as_trl_calls_them(self):
+        steps = []
+
+        def half(completions, trainer_state, log_metric, log_extra, **kwargs):
+            steps.append(trainer_state.global_step)
+            log_metric("lengths/é", sum(map(len, completions)) / len(completions))
+            log_extra("texts", completions)
+            return [float("nan"), 1.0] * (len(completions) // 2)
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer = self.grpo([half, lambda completions, **kwargs: [0.0] * len(completions), lambda completions, **kwargs: [2.0] * len(completions)])
+            trainer.train()
+        logs = trainer.state.log_history[0]
+        self.assertEqual(steps, [0, 1])
+        self.assertEqual([logs[f"rewards/{name}/mean"] for name in ("half", "<lambda>", "<lambda>-2")], [1.0, 0.0, 2.0])
+        self.assertGreater(next(value for name, value in logs.items() if name.endswith("lengths/é")), 0)
+        self.assertEqual(len([warning for warning in caught if "log_extra" in str(warning.message)]), 1)
+
+    def test_reward_functions_get_every_letter_in_any_locale(self):
+        seen = []
+
+        def é(completions, answer, **kwargs):
+            seen.extend(answer)
+            return [0.0] * len(completions)
+
+        os.environ["PYTHONIOENCODING"] = "ascii"
+        self.addCleanup(os.environ.pop, "PYTHONIOENCODING")
+        self.grpo(é, max_steps=1, data=[{"prompt": "a", "answer": "ü"}] * 4).train()
+        self.assertEqual(seen, ["ü"] * 8)
+
+    def test_rewards_are_checked_when_the_trainer_is_created(self):
+        for reward, words in [(3, "3 is no plain function"), ([None], "None is no plain function")]:
+            with self.assertRaisesRegex(ValueError, words):
+                self.grpo(reward if isinstance(reward, list) else [reward])
+        self.assertIn(f'rewards = [{{ "type" = "model", "path" = "{Path.home()}/reward", "weight" = 1.0 }}]', self.grpo(Path("~/reward")).toml)
+
     def test_an_error_of_a_reward_function_is_the_cause_of_the_error(self):
         def broken(completions, **kwargs):
             raise ZeroDivisionError("no reward")
@@ -389,6 +660,9 @@ class Trainers(Case):
             self.grpo(broken).train()
         self.assertIsInstance(error.exception.__cause__, ZeroDivisionError)
         self.assertEqual(error.exception.exit_code, 6)
+        shutil.rmtree("out")
+        with self.assertRaisesRegex(ottava.OttavaError, "the reward function `<lambda>` raised ValueError: a reward is inf"):
+            self.grpo(lambda completions, **kwargs: [float("inf")] * len(completions)).train()
 
 
 def main():

@@ -24,21 +24,22 @@ Each field is a key of the file, and None is the default of the key. `ottava con
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Optional, Union
 
 from ._table import Table
 '''
 
 
 def kind(schema):
-    """The type of a value, as an annotation."""
+    """The type of a value, as an annotation that `typing.get_type_hints` of Python 3.9 reads."""
     variants = schema.get("oneOf") or schema.get("anyOf")
     if variants:
         kinds = [kind(variant) for variant in variants]
         words = [word for found in kinds if found.startswith("Literal[") for word in found[8:-1].split(", ")]
         others = [found for found in kinds if not found.startswith("Literal[")]
         parts = ([f"Literal[{', '.join(words)}]"] if words else []) + others
-        return " | ".join(dict.fromkeys(parts))
+        parts = list(dict.fromkeys(parts))
+        return f"Union[{', '.join(parts)}]" if len(parts) > 1 else parts[0]
     if "const" in schema:
         return f"Literal[{json.dumps(schema['const'])}]"
     if "enum" in schema:
@@ -86,7 +87,7 @@ def classes(name, schema):
             annotation = of
         else:
             annotation = kind(value)
-        fields.append(f"    {field}: {annotation} | None = None")
+        fields.append(f"    {field}: Optional[{annotation}] = None")
         if not is_table(value):
             text = value.get("description") or "Selects the variant of this table"
             fields.append(f'    """{sentence(text)}"""')

@@ -11,7 +11,9 @@ import warnings
 from pathlib import Path
 from typing import Any, Mapping
 
+from ._defaults import COMMON
 from ._process import OttavaError, output_of
+from ._table import scalar, statements, written
 from .settings import Run
 
 # Arguments of TRL that `ottava import` does not know, at the values that ask for what every run does.
@@ -31,37 +33,78 @@ NEUTRAL_OF_ADAPTERS: dict[str, tuple[Any, ...]] = {
     "use_rslora": (False,), "use_dora": (False,), "fan_in_fan_out": (False,), "runtime_config": ({"ephemeral_gpu_offload": False},),
 }  # fmt: skip
 
+DTYPES = {"dtype", "torch_dtype"}
+
 
 class TrainerConfig:
-    """Arguments by the names of TRL. `settings` are further settings, of which TRL has no argument, such as the recipe of FP8."""
+    """Arguments by the names of TRL. `settings` are further settings, of which TRL has no argument, such as the recipe of FP8.
+
+    An argument can be assigned until a trainer is created. An argument without a value reads as TRL's default.
+    """
 
     # What TRL's trainer has without the argument, where the translated file would have something else.
     defaults: Mapping[str, Any] = {}
     # More arguments at values that ask for what every run of this trainer does.
     neutral: Mapping[str, tuple[Any, ...]] = {}
+    # The defaults of TRL.
+    trl: Mapping[str, Any] = COMMON
+
+    output_dir: str
+    settings: Run
+    arguments: dict[str, Any]
 
     def __init__(self, output_dir: str | os.PathLike[str] | None = None, *, settings: Run | None = None, **arguments: Any):
-        self.output_dir = os.fspath(output_dir) if output_dir is not None else "trainer_output"
-        self.settings = settings or Run()
-        if self.settings.output_dir not in (None, self.output_dir):
-            raise ValueError("`settings.output_dir` is another folder than `output_dir`; leave it out")
-        if "max_length" in arguments and arguments["max_length"] is None:
+        self.arguments = {}
+        self.output_dir = "trainer_output" if output_dir is None else os.fspath(output_dir)
+        self.settings = Run() if settings is None else settings
+        for name, value in arguments.items():
+            setattr(self, name, value)
+        self.check_folder()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "output_dir":
+            if not os.fspath(value):
+                raise ValueError("`output_dir` is empty; name the folder of the run")
+            value = os.path.expanduser(value)
+        if name == "settings" and not isinstance(value, Run):
+            raise ValueError(f'`settings` is a {type(value).__name__}; write a Run, such as Run(precision=Precision(recipe="fp8-delayed"))')
+        if name in ("output_dir", "settings", "arguments"):
+            super().__setattr__(name, value)
+        elif value is not None:
+            self.arguments[name] = plain(value)
+        elif name == "max_length":
             raise ValueError("`max_length` is None: rows have a length; write the number of tokens of the longest document")
-        self.arguments = {name: plain(value) for name, value in arguments.items() if value is not None}
+        elif self.trl.get(name) is not None and name != "report_to":
+            raise ValueError(f"{type(self).__name__}: `{name}` is None; write a value, or leave the argument out for TRL's default, {self.trl[name]!r}")
+        else:
+            self.arguments.pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "arguments":
+        if name.startswith("_") or name in ("output_dir", "settings", "arguments"):
             raise AttributeError(name)
         if name in self.arguments:
             return self.arguments[name]
-        if name in self.defaults:
-            return self.defaults[name]
+        if name == "bf16":
+            return not self.fp16
+        if name in self.trl:
+            return self.trl[name]
         raise AttributeError(f"{type(self).__name__} has no argument `{name}`")
+
+    def check_folder(self) -> None:
+        other = self.settings.output_dir
+        if other is not None and os.path.expanduser(other) != self.output_dir:
+            raise ValueError("`settings.output_dir` is another folder than `output_dir`; leave it out")
 
     def translated(self) -> dict[str, Any]:
         """The arguments as keys of a file of TRL."""
+        self.check_folder()
         keys = {**self.defaults, **self.arguments, "output_dir": self.output_dir}
         keys = {name: value for name, value in keys.items() if value not in NEUTRAL.get(name, ()) + tuple(self.neutral.get(name, ()))}
+        if "model_init_kwargs" in keys and (self.bf16 or self.fp16):
+            # Weights in F32 are the master weights, which every run has. The switches say in which type TRL computes.
+            keys["model_init_kwargs"] = {name: value for name, value in keys["model_init_kwargs"].items() if name not in DTYPES or value != "float32"}
+        if DTYPES & set(keys.get("ref_model_init_kwargs", {})):
+            raise ValueError(f"{type(self).__name__}: `ref_model_init_kwargs.dtype`: the reference model has the type of the model; leave the argument out")
         if keys.get("bf16") is False and not keys.get("fp16"):
             # Without both switches, TRL computes in the type of the weights.
             del keys["bf16"]
@@ -79,11 +122,15 @@ def plain(value: Any) -> Any:
         return value.value
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {name: plain(entry) for name, entry in value.items()}
     if isinstance(value, (set, frozenset)):
         return sorted(value)
-    if isinstance(value, tuple):
-        return list(value)
-    return value
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if type(value).__name__ == "dtype" and type(value).__module__ == "torch":
+        return str(value).rpartition(".")[2]
+    return scalar(value)
 
 
 def translate(owner: str, keys: Mapping[str, Any]) -> str:
@@ -113,6 +160,37 @@ def translate(owner: str, keys: Mapping[str, Any]) -> str:
     return str(found["toml"]).replace(str(path), owner)
 
 
+def refuse_twice(owner: str, settings: Run, toml: str, default: str, others: Mapping[str, Any]) -> None:
+    """Errors with ValueError if a setting has one value in `settings` and another value by an argument. `toml` is the translated file, `default` is the
+    translated file without the arguments of the script, and `others` are settings by objects, such as data sets.
+    """
+    given, without = keys_of(toml), keys_of(default)
+    for key, value in settings.items():
+        is_given = key in given and given[key] != without.get(key) and not is_same(given[key], written(value))
+        if key != "output_dir" and (is_given or key in others):
+            raise ValueError(f"{owner}: `settings` and an argument both set `{key}`; leave one of them out")
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two values of TOML are equal, also as numbers."""
+    try:
+        return one == other or float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def keys_of(toml: str) -> dict[str, str]:
+    """The settings of a translated file, with their values. A line with a comment is a default, or is made of several arguments."""
+    found, table = {}, ""
+    for line in statements(toml):
+        if line.startswith("["):
+            table = line.strip("[]") + "."
+        elif " = " in line and "  # " not in line:
+            name, _, value = line.partition(" = ")
+            found[table + name] = value
+    return found
+
+
 NOTE = re.compile(r"^.*?\.json:(?:\d+:)? `([^`]+)`: (.*)$", re.DOTALL)
 
 
@@ -130,12 +208,24 @@ def reason_of(owner: str, note: str) -> str:
 class LoraConfig:
     """Adapters, by the names of PEFT's LoraConfig and with its defaults. PEFT chooses `target_modules` by the family of a model; here it is required."""
 
+    arguments: dict[str, Any]
     # PEFT's names, for which a file of TRL has others.
     names = {"modules_to_save": "lora_modules_to_save", "fan_in_fan_out": "lora_fan_in_fan_out", "target_parameters": "lora_target_parameters"}
 
     def __init__(self, r: int = 8, target_modules: Any = None, lora_alpha: float = 8, **arguments: Any):
-        self.arguments = {"r": r, "lora_alpha": lora_alpha, "target_modules": plain(target_modules)}
-        self.arguments |= {name: plain(value) for name, value in arguments.items() if value is not None}
+        super().__setattr__("arguments", {})
+        for name, value in {"r": r, "target_modules": target_modules, "lora_alpha": lora_alpha, **arguments}.items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "r" and (value is None or value < 1):
+            raise ValueError(f"LoraConfig: `r` is {value}, and adapters have a rank of 1 or more")
+        self.arguments[name] = plain(value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "arguments" or name not in self.arguments:
+            raise AttributeError(f"LoraConfig has no argument `{name}`")
+        return self.arguments[name]
 
     @classmethod
     def of(cls, config: Any) -> LoraConfig:
@@ -153,7 +243,7 @@ class LoraConfig:
             raise ValueError('LoraConfig: name `target_modules`, such as "all-linear" or ["q_proj", "v_proj"]')
         keys: dict[str, Any] = {"use_peft": True, "lora": {}}
         for name, value in self.arguments.items():
-            if value in NEUTRAL_OF_ADAPTERS.get(name, ()):
+            if value is None or value in NEUTRAL_OF_ADAPTERS.get(name, ()):
                 continue
             if name in self.names:
                 keys[self.names[name]] = value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from pathlib import Path
 from typing import Any, Mapping
 
@@ -16,15 +17,15 @@ def files_of(name: str, data: Any, folder: Path) -> tuple[list[str], set[str]]:
     into `folder`, into a file that is named by its content: the same records are the same file when a run resumes.
     """
     if isinstance(data, (str, os.PathLike)):
-        return [os.fspath(data)], set()
+        return [os.path.expanduser(data)], set()
     if isinstance(data, Mapping):
         raise ValueError(f'`{name}` is a table of several data sets; pass one of them, such as DATASETS["train"]')
     if isinstance(data, (list, tuple)) and data and all(isinstance(entry, (str, os.PathLike)) for entry in data):
-        return [os.fspath(entry) for entry in data], set()
+        return [os.path.expanduser(entry) for entry in data], set()
     digest = hashlib.sha256()
     columns: set[str] = set()
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".{name}-{os.getpid()}.part"
+    part = folder / f".{name}-{secrets.token_hex(8)}.part"
     try:
         with open(part, "wb") as file:
             for number, record in enumerate(data):
@@ -47,5 +48,10 @@ def line_of(name: str, number: int, record: Any) -> bytes:
         raise ValueError(f"`{name}`: record {number} is a {type(record).__name__}, and a record is a dictionary of columns")
     try:
         return json.dumps(dict(record), ensure_ascii=False).encode("utf-8") + b"\n"
-    except (TypeError, UnicodeEncodeError) as error:
+    except (TypeError, ValueError) as error:
+        for column, value in record.items():
+            try:
+                json.dumps(value, ensure_ascii=False).encode("utf-8")
+            except (TypeError, ValueError) as reason:
+                raise ValueError(f"`{name}`: record {number}, column `{column}`: {reason}") from None
         raise ValueError(f"`{name}`: record {number}: {error}") from None

@@ -14,16 +14,17 @@ def main() -> None:
         sys.exit("this reward is a function of a script: resume the run by its script")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(path)
-        stream = connection.makefile("rw", encoding="utf-8", newline="\n")
-        stream.write(sys.argv[1] + "\n")
-        for line in sys.stdin:
+        # Bytes, because the locale of the program may not be UTF-8.
+        stream = connection.makefile("rwb")
+        stream.write(os.fsencode(sys.argv[1]) + b"\n")
+        for line in sys.stdin.buffer:
             stream.write(line)
             stream.flush()
             answer = stream.readline()
             if not answer:
                 sys.exit("the script of the reward has ended")
-            sys.stdout.write(answer)
-            sys.stdout.flush()
+            sys.stdout.buffer.write(answer)
+            sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

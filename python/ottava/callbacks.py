@@ -84,8 +84,12 @@ class Callbacks:
     def add(self, callback: Any) -> None:
         """Adds a callback, or a callback of a class. Errors with ValueError if it waits for an event that no run has."""
         callback = callback() if isinstance(callback, type) else callback
+        if is_early_stopping(callback):
+            raise ValueError("EarlyStoppingCallback is a setting of a run: pass it to a trainer of TRL's names, or set `evaluation.early_stopping_patience`")
         for name in dir(callback):
-            if name.startswith("on_") and name not in EVENTS and not is_of_base(callback, name):
+            is_method = name.startswith("on_") and callable(getattr(callback, name))
+            # A run predicts nothing, so on_predict is never missed.
+            if is_method and name not in (*EVENTS, "on_predict") and not is_of_base(callback, name):
                 raise ValueError(f"{type(callback).__name__}.{name}: runs have no such event; the events are {', '.join(EVENTS)}")
         self.list.append(callback)
 
@@ -108,3 +112,18 @@ def is_of_base(callback: Any, name: str) -> bool:
     """Whether the method `name` is the empty one of a base class called TrainerCallback."""
     owner = next((base for base in type(callback).__mro__ if name in vars(base)), None)
     return owner is not None and owner.__name__ == "TrainerCallback"
+
+
+def is_early_stopping(callback: Any) -> bool:
+    """Whether the callback is the EarlyStoppingCallback of transformers."""
+    return type(callback).__name__ == "EarlyStoppingCallback" and hasattr(callback, "early_stopping_patience")
+
+
+def early_stopping(callbacks: Iterable[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The callbacks without an EarlyStoppingCallback, and the settings that do the same."""
+    made = [callback() if isinstance(callback, type) else callback for callback in callbacks]
+    settings: dict[str, Any] = {}
+    for callback in filter(is_early_stopping, made):
+        settings["evaluation.early_stopping_patience"] = callback.early_stopping_patience
+        settings["evaluation.early_stopping_threshold"] = float(callback.early_stopping_threshold or 0.0)
+    return [callback for callback in made if not is_early_stopping(callback)], settings

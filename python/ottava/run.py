@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import secrets
 import shutil
 import time
 from pathlib import Path
 from typing import Any, Iterable, Mapping, NamedTuple
 
+from ._binary import find_binary
 from ._process import Training, checkpoints_of
-from ._table import written
 from .callbacks import Callbacks, TrainerState
 from .settings import Run
 
@@ -26,17 +28,24 @@ class RunTrainer:
     """A run by the settings of its file. Errors with ValueError if the settings have no `output_dir`."""
 
     def __init__(self, run: Run, *, callbacks: Iterable[Any] | None = None):
-        if run.output_dir is None:
+        if not run.output_dir:
             raise ValueError("`output_dir` of the settings is missing")
-        self.prepare(run.output_dir, run.toml(), run, state_of(run, {}, 1.0), callbacks)
+        folder = os.path.expanduser(run.output_dir)
+        self.prepare(folder, dataclasses.replace(run, output_dir=folder).toml(), run, state_of(run, {}, 1.0), callbacks)
 
     def prepare(self, folder: str, toml: str, args: Any, state: TrainerState, callbacks: Iterable[Any] | None) -> None:
         """Sets the run up: the text of its file, and its callbacks."""
-        self.folder, self.toml, self.args, self.state = Path(folder), toml, args, state
-        self.overrides: dict[str, Any] = {}
+        # A script may change its folder before the run starts, or while it runs. Relative paths start from the folder of now.
+        self.cwd, self.binary = os.getcwd(), os.path.abspath(find_binary())
+        self.folder, self.toml, self.args, self.state = Path(self.cwd, folder), toml, args, state
+        self.described = self.description()
         self.result: Mapping[str, Any] = {}
         self.callbacks = Callbacks(callbacks or [], args, state)
         self.callbacks.call("on_init_end")
+
+    def description(self) -> Any:
+        """What the arguments say. A change after the trainer was created would have no effect."""
+        return self.args.toml() if isinstance(self.args, Run) else (self.args.translated(), self.args.settings.toml())
 
     def add_callback(self, callback: Any) -> None:
         """Adds a callback."""
@@ -52,22 +61,27 @@ class RunTrainer:
         `resume_from_checkpoint` is True for the newest checkpoint of the run, or the folder of a checkpoint. Errors with
         [`OttavaError`](ottava.OttavaError) and the text of the program if the run fails.
         """
+        if self.description() != self.described:
+            raise ValueError("`args` has changed since the trainer was created, and the run does not; create the trainer after the change")
         self.folder.mkdir(parents=True, exist_ok=True)
-        # A launcher starts a script on each rank; the file that they write has the same text.
-        part = self.folder / f".trainer-{os.getpid()}.part"
-        part.write_text(self.toml, "utf-8")
-        file = part.replace(self.folder / "trainer.toml")
+        # The file has its name once the run has begun, so a refused start changes nothing. Each rank of a launcher has such a file, with the same text.
+        file = self.folder / f".trainer-{secrets.token_hex(8)}.part"
+        try:
+            file.write_text(self.toml, "utf-8")
+            return self.train_by(file, resume_from_checkpoint, gpus)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def train_by(self, file: Path, resume_from_checkpoint: bool | str | os.PathLike[str] | None, gpus: int | None) -> TrainOutput:
         arguments = [str(file)]
-        for key, value in self.overrides.items():
-            arguments += ["--set", f"{key}={written(value)}"]
         if resume_from_checkpoint:
-            arguments.append("--resume" if resume_from_checkpoint is True else f"--resume={os.fspath(resume_from_checkpoint)}")
+            arguments.append("--resume" if resume_from_checkpoint is True else f"--resume={os.path.abspath(os.path.expanduser(resume_from_checkpoint))}")
         if gpus is not None:
             arguments += ["--gpus", str(gpus)]
         began = time.monotonic()
         # Of older steps, callbacks have heard before. A new run also has step 0, the evaluation before training.
         heard = self.step_of(resume_from_checkpoint) if resume_from_checkpoint else -1
-        training = Training(self.folder, arguments, self.callbacks, self.environment(), heard)
+        training = Training(self.folder, file, arguments, self.callbacks, self.environment(), heard, self.cwd, self.binary)
         self.result = training.follow()
         return self.finish(training, time.monotonic() - began)
 
@@ -86,7 +100,8 @@ class RunTrainer:
         metrics["train_loss"] = sum(losses) / steps if steps else float("nan")
         if self.state.epoch is not None:
             metrics["epoch"] = self.state.epoch
-        self.state.best_model_checkpoint = self.result.get("best_checkpoint")
+        best = self.result.get("best_checkpoint")
+        self.state.best_model_checkpoint = os.path.join(self.cwd, best) if best else None
         self.state.log_history.append({**metrics, "step": self.state.global_step})
         self.callbacks.call("on_train_end")
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
@@ -104,7 +119,7 @@ class RunTrainer:
         if not steps:
             raise ValueError("there is no model to save: the run has saved no checkpoint")
         checkpoint = self.state.best_model_checkpoint or self.folder / "checkpoints" / f"checkpoint-{max(steps)}"
-        folder = Path(output_dir) if output_dir is not None else self.folder
+        folder = Path(output_dir).expanduser() if output_dir is not None else self.folder
         folder.mkdir(parents=True, exist_ok=True)
         for path in Path(checkpoint).iterdir():
             # The state of the training, and the hashes of all files of the checkpoint, are no parts of a model.
