@@ -119,6 +119,7 @@ clients() {
         langchain-openai==1.7.4 litellm==1.110.2 instructor==1.17.0 "pydantic-ai-slim[openai]==2.38.0" llama-index-llms-openai-like==0.1.3 llm==0.36 inspect-ai==0.3.270 &&
         npm install --silent --prefix "$logs/node" openai@6.49.0 ai@6.0.326 @ai-sdk/openai@3.0.141 @anthropic-ai/sdk@1.14.0 zod@4.6.7 &&
         cargo build --release --locked -p ottava && "$logs/python/bin/python" scripts/check_cases.py target/release/ottava &&
+        "$logs/python/bin/python" scripts/check_python.py target/release/ottava &&
         "$logs/python/bin/uv" venv --quiet --clear "$logs/aider" &&
         "$logs/python/bin/uv" pip install --quiet --python "$logs/aider/bin/python" aider-chat==0.86.2 &&
         NPM_FOLDER="$logs/node" AIDER="$logs/aider/bin/aider" "$logs/python/bin/python" scripts/clients.py target/release/ottava
