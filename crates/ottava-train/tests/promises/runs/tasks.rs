@@ -32,7 +32,7 @@ fn write_tasks(folder: &Path) -> Vec<PathBuf> {
         write(
             "draw",
             &format!(
-                "type = \"generate_until\"\n{prompt}\nanswer = \"w\"\n[generation]\nmax_gen_toks = 3\n[filter]\nregex_pattern = \"[a-z]\""
+                "type = \"generate_until\"\n{prompt}\nanswer = \"{{{{ 'w' }}}}\"\n[generation]\nmax_gen_toks = 3\n[filter]\nregex_pattern = \"[a-z]\""
             ),
         ),
     ]
