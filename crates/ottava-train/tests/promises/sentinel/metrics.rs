@@ -31,10 +31,21 @@ fn watched(inputs: &Path, name: &str, policy: SentinelPolicy) -> RunConfig {
     config
 }
 
-/// Trains a run that has `done` steps, until a signal after step `stop_after`. Products are broken in the evaluations after steps 3 and 4.
+/// Trains a run that has `done` steps, until a signal after step `stop_after`. Products have [`FAULT`] in the evaluations after steps 3 and 4.
 fn train(config: &RunConfig, start: &Start, done: u64, stop_after: u64) -> ottava_common::Result<()> {
+    train_with(FAULT, config, start, done, stop_after)
+}
+
+/// Trains like [`train`], with another fault.
+fn train_with(
+    fault: ProductFault,
+    config: &RunConfig,
+    start: &Start,
+    done: u64,
+    stop_after: u64,
+) -> ottava_common::Result<()> {
     let mut trainer = Trainer::new(config.clone(), &Device::Cpu, start)?;
-    let set = |step: u64| plant((2..4).contains(&step).then_some(FAULT));
+    let set = |step: u64| plant((2..4).contains(&step).then_some(fault));
     set(done);
     let stop = AtomicBool::new(stop_after <= done + 1);
     let result = trainer.run(&stop, &mut |report| {
@@ -80,6 +91,28 @@ fn a_fault_that_breaks_only_a_task_is_found_and_a_resumed_run_decides_alike() {
     }
 }
 
+/// Returns the lines of metrics.jsonl without the metric of the sentinel.
+fn without_gap(run: &RunConfig) -> Vec<Value> {
+    let mut lines = metrics(&run.output_dir);
+    lines.iter_mut().for_each(|line| drop(line.as_object_mut().unwrap().remove("eval_sentinel_metric_gap")));
+    lines
+}
+
+#[test]
+fn a_run_that_compares_no_metric_any_more_returns_to_the_recipe() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let mut alone = watched(inputs.path(), "alone", SentinelPolicy::Bf16);
+    alone.sentinel = SentinelConfig::default();
+    train(&alone, &Start::New, 0, 100).unwrap();
+    let mut watched = watched(inputs.path(), "watched", SentinelPolicy::Bf16);
+    train(&watched, &Start::New, 0, 3).unwrap_err();
+    assert_eq!(lines(&watched.output_dir, "alarms.jsonl").len(), 1, "the run changes to BF16 after step 3");
+    watched.sentinel = SentinelConfig::default();
+    train(&watched, &Start::Resume, 3, 100).unwrap();
+    assert_eq!(without_gap(&watched), without_gap(&alone));
+}
+
 #[test]
 fn a_policy_that_reports_changes_no_bit_and_a_pause_ends_the_run() {
     let inputs = tempfile::tempdir().unwrap();
@@ -89,11 +122,6 @@ fn a_policy_that_reports_changes_no_bit_and_a_pause_ends_the_run() {
     let mut alone = reported.clone();
     (alone.output_dir, alone.sentinel) = (inputs.path().join("alone"), SentinelConfig::default());
     train(&alone, &Start::New, 0, 100).unwrap();
-    let without_gap = |run: &RunConfig| -> Vec<Value> {
-        let mut lines = metrics(&run.output_dir);
-        lines.iter_mut().for_each(|line| drop(line.as_object_mut().unwrap().remove("eval_sentinel_metric_gap")));
-        lines
-    };
     assert_eq!(without_gap(&reported), without_gap(&alone));
     let paused = watched(inputs.path(), "paused", SentinelPolicy::Pause);
     let error = train(&paused, &Start::New, 0, 100).unwrap_err();
