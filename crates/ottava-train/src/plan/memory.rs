@@ -255,8 +255,9 @@ impl DryRun {
 fn precisions(config: &RunConfig) -> Vec<StepPrecision> {
     let s = &config.sentinel;
     let policy_is_high = matches!(s.sentinel_policy, SentinelPolicy::Demote | SentinelPolicy::Bf16);
-    let some_are_high =
-        !config.precision.exceptions.high_precision_steps.is_empty() || (s.sentinel_steps > 0 && policy_is_high) || s.compares_metric();
+    let some_are_high = !config.precision.exceptions.high_precision_steps.is_empty()
+        || (s.sentinel_steps > 0 && policy_is_high)
+        || s.compares_metric();
     [Some(StepPrecision::Recipe), some_are_high.then_some(StepPrecision::High)].into_iter().flatten().collect()
 }
 

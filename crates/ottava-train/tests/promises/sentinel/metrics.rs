@@ -3,6 +3,7 @@
 use crate::runs::resume::metrics;
 use crate::runs::resume::write_inputs;
 use crate::runs::tasks::run;
+use ottava_common::Error;
 use ottava_recipe::RecipeName;
 use ottava_sentinel::SentinelPolicy;
 use ottava_settings::{RunConfig, SentinelConfig};
@@ -111,6 +112,26 @@ fn a_run_that_compares_no_metric_any_more_returns_to_the_recipe() {
     watched.sentinel = SentinelConfig::default();
     train(&watched, &Start::Resume, 3, 100).unwrap();
     assert_eq!(without_gap(&watched), without_gap(&alone));
+}
+
+#[test]
+fn values_that_are_not_finite_by_the_recipe_change_to_bf16() {
+    let inputs = tempfile::tempdir().unwrap();
+    write_inputs(inputs.path());
+    let fault = ProductFault { damage: Damage::Factor(f32::NAN), ..FAULT };
+    let mut alone = watched(inputs.path(), "alone", SentinelPolicy::Bf16);
+    alone.sentinel = SentinelConfig::default();
+    let error = train_with(fault, &alone, &Start::New, 0, 100).unwrap_err();
+    assert!(matches!(error, Error::NonFinite(_)), "without a comparison, the run ends: {error}");
+    let mut whole = watched(inputs.path(), "whole", SentinelPolicy::Bf16);
+    whole.evaluation.load_best_model_at_end = true;
+    train_with(fault, &whole, &Start::New, 0, 100).unwrap();
+    let decisions = lines(&whole.output_dir, "alarms.jsonl");
+    let texts: Vec<_> = decisions.iter().map(|line| line["text"].as_str().unwrap()).collect();
+    assert!(texts.len() == 2 && texts[0].contains(" is NaN by the recipe, and "), "{texts:?}");
+    assert!(texts[1].ends_with(": all products by the recipe again"), "{texts:?}");
+    let evaluated: Vec<_> = metrics(&whole.output_dir).iter().map(|line| line["eval_loss"].is_f64()).collect();
+    assert_eq!(evaluated[..6], [true, true, true, false, true, true], "the evaluation after step 3 has no values");
 }
 
 #[test]
