@@ -15,6 +15,9 @@ pub struct TextRequest {
     pub request: Request,
     /// The stop strings: the text ends before the first of them.
     pub stop: Vec<String>,
+    /// Whether the completion is decoded as a text of its own. A SentencePiece tokenizer then drops the space of its first token, as at the beginning
+    /// of any text. Otherwise the completion is decoded as the continuation of its prompt.
+    pub decodes_alone: bool,
 }
 
 /// A finished completion.
@@ -52,11 +55,12 @@ pub fn complete(
     loop {
         // Only as many requests wait as can begin at once, so a long list is not in memory twice.
         while engine.stats().waiting < engine.max_batch()
-            && let Some((number, TextRequest { mut request, stop })) = requests.next()
+            && let Some((number, TextRequest { mut request, stop, decodes_alone })) = requests.next()
         {
             request.stop_ids.extend(tokenizer.eos_ids());
             let done = Completion { text: String::new(), reason: FinishReason::Cancelled, tokens: 0 };
-            let stream = TextStream::new(stop).after(tokenizer, &request.prompt)?;
+            let before: &[u32] = if decodes_alone { &[] } else { &request.prompt };
+            let stream = TextStream::new(stop).after(tokenizer, before)?;
             live.insert(engine.add(request)?, InProgress { number, stream, done });
         }
         if live.is_empty() {

@@ -10,6 +10,7 @@ use crate::value::Value;
 /// Computes Python's `left == right`.
 pub(crate) fn equal(left: &Value, right: &Value, limits: &Limits) -> Result<bool> {
     limits.steps(1)?;
+    [left, right].into_iter().try_for_each(|value| limits.expect_defined(value))?;
     Ok(match (left, right) {
         (Value::Str(left), Value::Str(right)) => {
             limits.work(left.len().min(right.len()))?;
@@ -55,6 +56,7 @@ fn all_equal(left: &[Value], right: &[Value], limits: &Limits) -> Result<bool> {
 /// Returns the value of `key` among entries.
 pub(crate) fn get<'v>(entries: &'v [(Value, Value)], key: &Value, limits: &Limits) -> Result<Option<&'v Value>> {
     limits.steps(1 + entries.len() / 16)?;
+    limits.expect_defined(key)?;
     if let Some(key) = key.as_str() {
         return Ok(entries.iter().find(|(known, _)| known.as_str() == Some(key)).map(|(_, value)| value));
     }
@@ -108,7 +110,7 @@ pub(crate) fn contains(container: &Value, item: &Value, limits: &Limits) -> Resu
             _ => fail(format!("`in` a text needs a text, and found {}", item.class())),
         },
         Value::Dict(dict) => Ok(get(&dict.entries, item, limits)?.is_some()),
-        Value::Undefined(_) => Ok(false),
+        Value::Undefined(_) => limits.expect_defined(container).map(|()| false),
         _ => match container.items() {
             Some(items) => {
                 for other in items {

@@ -23,8 +23,6 @@ pub(crate) struct Rendering<'t> {
     scope: usize,
     pub(crate) objects: Vec<Object<'t>>,
     pub(crate) out: String,
-    /// Whether an undefined value that is used is an error.
-    pub(crate) is_strict: bool,
     depth: usize,
 }
 
@@ -73,7 +71,7 @@ impl<'t> Rendering<'t> {
         // Variables that the template sets are in a separate scope.
         let scopes = vec![Scope { names, ..Scope::default() }, Scope { parent: Some(0), ..Scope::default() }];
         let (objects, out) = (Vec::new(), String::new());
-        Rendering { limits, clock, scopes, scope: 1, objects, out, is_strict: false, depth: 0 }
+        Rendering { limits, clock, scopes, scope: 1, objects, out, depth: 0 }
     }
 
     /// Renders a whole template.
@@ -166,16 +164,8 @@ impl<'t> Rendering<'t> {
     /// Evaluates an expression whose value is used. Errors for an undefined value if the rendering is strict.
     pub(crate) fn evaluate_used(&mut self, expression: &'t Expression) -> Result<Value> {
         let value = self.evaluate(expression)?;
-        self.expect_defined(&value)?;
+        self.limits.expect_defined(&value)?;
         Ok(value)
-    }
-
-    /// Errors for an undefined value if the rendering is strict.
-    pub(crate) fn expect_defined(&self, value: &Value) -> Result<()> {
-        match value {
-            Value::Undefined(why) if self.is_strict => fail(why.to_string()),
-            _ => Ok(()),
-        }
     }
 
     /// Dispatches to small functions, because the stack has the frames of all enclosing expressions.
@@ -237,7 +227,7 @@ impl<'t> Rendering<'t> {
 
     fn concatenation(&mut self, parts: &'t [Expression]) -> Result<Value> {
         let parts = self.all(parts)?;
-        parts.iter().try_for_each(|part| self.expect_defined(part))?;
+        parts.iter().try_for_each(|part| self.limits.expect_defined(part))?;
         ops::concatenate(&parts, &self.limits)
     }
 

@@ -32,6 +32,8 @@ pub(crate) struct Limits {
     most_bytes: u64,
     steps: Cell<u64>,
     bytes: Cell<u64>,
+    /// Whether an undefined value that is used is an error.
+    is_strict: bool,
 }
 
 impl Default for Limits {
@@ -42,7 +44,20 @@ impl Default for Limits {
 
 impl Limits {
     pub(crate) fn new(most_steps: u64, most_bytes: u64) -> Limits {
-        Limits { most_steps, most_bytes, steps: Cell::new(0), bytes: Cell::new(0) }
+        Limits { most_steps, most_bytes, steps: Cell::new(0), bytes: Cell::new(0), is_strict: false }
+    }
+
+    /// Returns the same limits for a rendering in which an undefined value that is used is an error, if `is_strict`.
+    pub(crate) fn strict(self, is_strict: bool) -> Limits {
+        Limits { is_strict, ..self }
+    }
+
+    /// Errors for an undefined value if the rendering is strict.
+    pub(crate) fn expect_defined(&self, value: &Value) -> Result<()> {
+        match value {
+            Value::Undefined(why) if self.is_strict => fail(why.to_string()),
+            _ => Ok(()),
+        }
     }
 
     /// Counts `steps`. Errors if the rendering has taken too many steps.

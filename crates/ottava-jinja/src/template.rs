@@ -25,7 +25,7 @@ impl Template {
     }
 
     /// Parses a template with Jinja's default white space, with `keep_trailing_newline`. Renderings treat undefined values as `StrictUndefined` does:
-    /// a value that is printed, tested for truth, filtered or iterated over is an error. Errors with the reason.
+    /// a value that is printed, compared, tested for truth, filtered or iterated over is an error. Errors with the reason.
     pub fn parse_strict(source: &str) -> Result<Template> {
         let parsed = parser::parse(lexer::tokens(source, Whitespace::Kept)?)?;
         Ok(Template { parsed, is_strict: true })
@@ -43,8 +43,7 @@ impl Template {
 
     /// Renders the template, and puts [`MARKS`](crate::value::MARKS) around the text of `{% generation %}` blocks. Errors with the reason.
     pub fn render(&self, variables: Vec<(String, Value)>, clock: Clock) -> Result<String> {
-        let mut rendering = Rendering::new(variables, clock, Limits::default());
-        rendering.is_strict = self.is_strict;
-        rendering.run(&self.parsed.body)
+        let limits = Limits::default().strict(self.is_strict);
+        Rendering::new(variables, clock, limits).run(&self.parsed.body)
     }
 }

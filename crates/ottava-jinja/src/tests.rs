@@ -143,6 +143,7 @@ fn strict_templates_keep_white_space_and_refuse_undefined_values() {
         ("{%- if a -%}\n{{ a }} {% endif %}", "x "),
         ("{% raw %}\n{{ a }}{% endraw %}\n", "\n{{ a }}\n"),
         ("{{ b|default('y') }}{{ b is defined }}", "yFalse"),
+        ("{{ b in [] }}{{ [b] }}", "False[Undefined]"),
     ] {
         assert_eq!(render(source).as_deref(), Ok(expected), "{source}");
     }
@@ -155,6 +156,17 @@ fn strict_templates_keep_white_space_and_refuse_undefined_values() {
         "{{ not b }}",
         "{{ b or a }}",
         "{% for c in b %}{% endfor %}",
+        "{{ b == 'x' }}",
+        "{{ 'x' == b }}",
+        "{{ b != b }}",
+        "{{ [b] == [1] }}",
+        "{{ b in [1] }}",
+        "{{ b in {} }}",
+        "{{ {'x': 1}[b] }}",
+        "{{ a in b }}",
+        "{{ a not in b }}",
+        "{{ [a, b]|join(' ') }}",
+        "{{ [a, a]|join(b) }}",
     ] {
         assert_eq!(render(source).unwrap_err(), "'b' is undefined (line 1)", "{source}");
     }

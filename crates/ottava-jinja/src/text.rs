@@ -29,11 +29,11 @@ pub(crate) fn string(value: &Value, limits: &Limits) -> Result<std::sync::Arc<st
     Ok(out.finish().into())
 }
 
-/// Appends Python's `str(value)`.
+/// Appends Python's `str(value)`. Errors for an undefined value if the rendering is strict.
 pub(crate) fn write(value: &Value, out: &mut Writer) -> Result<()> {
     match value {
         Value::Str(text) => out.push(text),
-        Value::Undefined(_) => Ok(()),
+        Value::Undefined(_) => out.limits().expect_defined(value),
         _ => represent(value, out),
     }
 }

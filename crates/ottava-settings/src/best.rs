@@ -3,6 +3,7 @@
 use crate::RunConfig;
 use crate::demands::{Problems, from_zero};
 use crate::interval::Interval;
+use ottava_common::{Error, Result};
 
 impl RunConfig {
     /// Checks the settings that change the distribution of the model. Tasks compute likelihoods of this distribution.
@@ -38,31 +39,62 @@ impl RunConfig {
         );
         problems.demand(
             self.evaluates(),
-            format!("`evaluation.{key}` is set, and the run has no validation documents; set `data.val_files` or `data.val_set_size`"),
+            format!("`evaluation.{key}` is set, and the run has no validation documents and no tasks; set `data.val_files`, `data.val_set_size` or `evaluation.tasks`"),
         );
+        problems.demand(
+            from_zero(e.early_stopping_threshold),
+            "`evaluation.early_stopping_threshold` must not be negative or infinite",
+        );
+    }
+
+    /// Checks the names of metrics in a run without tasks. The files of tasks say which metrics a task has, so [`RunConfig::expect_metrics`] checks the
+    /// names in a run with tasks.
+    pub(super) fn check_metrics(&self, problems: &mut Problems) {
+        if self.validates() && self.evaluation.tasks.is_empty() {
+            problems.0.extend(self.unknown_metrics(&[]));
+        }
+    }
+
+    /// Checks the names of metrics in a run whose tasks have the metrics `of_tasks`.
+    ///
+    /// Errors with [`Error::Config`] for a metric by which the run cannot compare evaluations.
+    pub fn expect_metrics(&self, of_tasks: &[String]) -> Result<()> {
+        self.unknown_metrics(of_tasks).next().map_or(Ok(()), |problem| Err(Error::Config(problem)))
+    }
+
+    /// Returns a sentence for each setting that names a metric by which the run cannot compare evaluations.
+    fn unknown_metrics(&self, of_tasks: &[String]) -> impl Iterator<Item = String> {
+        let (e, s) = (&self.evaluation, &self.sentinel);
+        let settings = [
+            ("evaluation.metric_for_best_model", &e.metric_for_best_model, e.compares()),
+            ("sentinel.sentinel_metric", &s.sentinel_metric, s.compares_metric()),
+        ];
+        let known = [self.metrics_of_rows(), of_tasks.to_vec()].concat();
+        settings.into_iter().filter(|(_, _, is_read)| *is_read).filter_map(move |(key, name, _)| {
+            let list = known.join(", ");
+            (!known.contains(name)).then(|| format!("`{key}` is {name:?}; an evaluation of this run has {list}"))
+        })
+    }
+
+    /// Returns the metrics of held-out rows by which the run can compare evaluations. Lower values are better. Other metrics of held-out rows, such as
+    /// margins, have no direction that is known.
+    pub(super) fn metrics_of_rows(&self) -> Vec<String> {
+        if !self.validates() {
+            return Vec::new();
+        }
+        let properties = self.objective().properties();
+        if !properties.evaluates_texts {
+            return vec!["eval_loss".into()];
+        }
         let validated = self
             .datasets()
             .into_iter()
             .filter(|set| !set.name.is_empty() && (self.data.val_set_size > 0.0 || !set.val_files.is_empty()));
         let prefixes = [String::new()].into_iter().chain(validated.map(|set| format!("{}_", set.name)));
         // With label smoothing, the loss is not a likelihood of the text.
-        let of_text = &["loss", "bits_per_byte"][..if self.training.label_smoothing_factor > 0.0 { 1 } else { 2 }];
-        let metrics: Vec<String> =
-            prefixes.flat_map(|of| of_text.iter().map(move |metric| format!("eval_{of}{metric}"))).collect();
-        // The files of tasks say which metrics a task has. The run compares the names before its first step.
-        let may_be_of_task = !e.tasks.is_empty() && e.metric_for_best_model.starts_with("eval_");
-        problems.demand(
-            metrics.contains(&e.metric_for_best_model) || may_be_of_task,
-            format!(
-                "`evaluation.metric_for_best_model` is {:?}; an evaluation of this run has {}",
-                e.metric_for_best_model,
-                metrics.join(", ")
-            ),
-        );
-        problems.demand(
-            from_zero(e.early_stopping_threshold),
-            "`evaluation.early_stopping_threshold` must not be negative or infinite",
-        );
+        let is_smoothed = properties.smooths_labels && self.training.label_smoothing_factor > 0.0;
+        let of_text = &["loss", "bits_per_byte"][..if is_smoothed { 1 } else { 2 }];
+        prefixes.flat_map(|of| of_text.iter().map(move |metric| format!("eval_{of}{metric}"))).collect()
     }
 }
 
@@ -81,6 +113,7 @@ mod tests {
         assert_eq!(config.without_effect(), [""; 0]);
         let unread = set(&["sentinel_metric_gap=0.5"]).unwrap().without_effect();
         assert!(unread[0].contains("`sentinel.sentinel_metric_gap = 0.5` has no effect without"), "{unread:?}");
+        let smoothed = ["metric_for_best_model=eval_bits_per_byte", "label_smoothing_factor=0.1"];
         for (settings, expected) in [
             (
                 &[&[tasks, "label_smoothing_factor=0.1"][..], &[]],
@@ -92,9 +125,30 @@ mod tests {
             (&[&watched[..], &["eval_steps=end"]], "the run evaluates only at its start and end or not at all"),
             (&[&watched[..], &["val_set_size=0"]], "the run evaluates only at its start and end or not at all"),
             (&[&watched[..], &["sentinel_metric_return=0.5"]], "the bound of a return is at most as large"),
+            (
+                &[&["recipe=fp8-row", "eval_steps=5", "sentinel_metric=eval_margins"][..], &[]],
+                "`sentinel.sentinel_metric` is \"eval_margins\"; an evaluation of this run has eval_loss, eval_bits_per_byte",
+            ),
+            (
+                &[&smoothed[..], &["eval_steps=5", "load_best_model_at_end=true"]],
+                "is \"eval_bits_per_byte\"; an evaluation of this run has eval_loss",
+            ),
         ] {
             let error = set(&settings.concat()).unwrap_err().to_string();
             assert!(error.contains(expected), "{settings:?}: {error}");
         }
+        let rewards = format!("{SMALL}[[reinforcement.rewards]]\ntype = \"math\"\n");
+        let error = load(&rewards, &["recipe=fp8-row", "eval_steps=5", "sentinel_metric=eval_loss"]).unwrap_err();
+        assert!(
+            error.to_string().contains("evaluations of held-out prompts draw completions in one precision"),
+            "{error}"
+        );
+        let of_tasks = ["eval_words_acc".to_string()];
+        config.expect_metrics(&of_tasks).unwrap();
+        let error = config.expect_metrics(&[]).unwrap_err().to_string();
+        assert!(
+            error.contains("`sentinel.sentinel_metric` is \"eval_words_acc\"; an evaluation of this run"),
+            "{error}"
+        );
     }
 }

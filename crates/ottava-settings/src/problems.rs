@@ -48,6 +48,7 @@ impl RunConfig {
         problems.0.extend(self.lr_scheduler.problems(self.optimizer.learning_rate));
         self.check_tasks(&mut problems);
         self.check_best(&mut problems);
+        self.check_metrics(&mut problems);
         self.check_memory(&mut problems);
         self.check_sentinel(&mut problems);
         problems.0.extend(self.alarms.problems());

@@ -43,6 +43,13 @@ impl RunConfig {
                 "`sentinel.sentinel_metric` is set, and the run evaluates only at its start and end or not at all; set `evaluation.eval_steps` to a number of steps, and `evaluation.tasks`, `data.val_files` or `data.val_set_size`",
             );
             problems.demand(
+                !self.reinforcement.is_on() || !self.metrics_of_rows().contains(&s.sentinel_metric),
+                format!(
+                    "`sentinel.sentinel_metric` is {:?}, and evaluations of held-out prompts draw completions in one precision; name a metric of a task",
+                    s.sentinel_metric
+                ),
+            );
+            problems.demand(
                 s.sentinel_metric_gap > 0.0 && s.sentinel_metric_return <= s.sentinel_metric_gap,
                 format!(
                     "`sentinel.sentinel_metric_gap` is {} and `sentinel_metric_return` {}; the gap is above 0, and the bound of a return is at most as large",

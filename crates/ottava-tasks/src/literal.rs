@@ -1,15 +1,20 @@
-//! Lists of texts as Python prints them, which templates such as `{{ choices.text }}` render.
+//! Lists of texts and numbers as Python prints them, which templates such as `{{ choices.text }}` render.
 
-/// Returns the texts of a Python list such as `['a', "b"]`. Returns `None` for any other text.
-pub(crate) fn texts(source: &str) -> Option<Vec<String>> {
+use serde_json::{Number, Value};
+
+/// Returns the texts and numbers of a Python list such as `['a', "b", 1]`. Returns `None` for any other text.
+pub(crate) fn list(source: &str) -> Option<Vec<Value>> {
     let mut rest = source.trim().strip_prefix('[')?.trim_start();
     let mut all = Vec::new();
     loop {
         if let Some(after) = rest.strip_prefix(']') {
             return after.is_empty().then_some(all);
         }
-        let (text, after) = quoted(rest)?;
-        all.push(text);
+        let (value, after) = match quoted(rest) {
+            Some((text, after)) => (Value::String(text), after),
+            None => number(rest)?,
+        };
+        all.push(value);
         rest = after.trim_start();
         match rest.strip_prefix(',') {
             Some(after) => rest = after.trim_start(),
@@ -17,6 +22,12 @@ pub(crate) fn texts(source: &str) -> Option<Vec<String>> {
             None => return None,
         }
     }
+}
+
+/// Reads a number in the notation of JSON, and returns it with the rest of the source.
+fn number(source: &str) -> Option<(Value, &str)> {
+    let (digits, after) = source.split_at(source.find([',', ']'])?);
+    digits.trim_end().parse::<Number>().ok().map(|number| (Value::Number(number), after))
 }
 
 /// Reads a text in quotes, and returns it with the rest of the source.
@@ -50,13 +61,15 @@ fn escaped(chars: &mut std::str::Chars) -> Option<char> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
 
     #[test]
     fn lists_of_python_are_read() {
-        assert_eq!(texts("['a', \"it's\", 'b\\n\\x00\\u20ac']").unwrap(), ["a", "it's", "b\n\0€"]);
-        assert_eq!(texts("[ ]"), Some(Vec::new()));
-        for other in ["a", "['a'", "[1]", "['a' 'b']", "['a'] b", "['\\q']", "['\\x1']"] {
-            assert_eq!(texts(other), None, "{other}");
+        assert_eq!(list("['a', \"it's\", 'b\\n\\x00\\u20ac']").unwrap(), ["a", "it's", "b\n\0€"]);
+        assert_eq!(list("[1, -2.5 ,'3']").unwrap(), [json!(1), json!(-2.5), json!("3")]);
+        assert_eq!(list("[ ]"), Some(Vec::new()));
+        for other in ["a", "['a'", "[a]", "[1 2]", "[,]", "['a' 'b']", "['a'] b", "['\\q']", "['\\x1']"] {
+            assert_eq!(list(other), None, "{other}");
         }
     }
 }

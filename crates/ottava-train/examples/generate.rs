@@ -53,7 +53,7 @@ fn complete_prompts(mut given: impl Iterator<Item = String>) -> Result<()> {
         let prompt = tokenizer.encode_prompt(prompt)?;
         Ok(TextRequest {
             request: Request { prompt, sampling, max_new_tokens: 16, ..Request::default() },
-            stop: vec![],
+            ..TextRequest::default()
         })
     });
     let requests = requests.collect::<Result<Vec<_>>>()?;

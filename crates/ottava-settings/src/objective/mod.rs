@@ -48,6 +48,8 @@ pub struct ObjectiveProperties {
     pub rows: usize,
     /// Whether documents are cut at the end of a row; otherwise long documents are left out.
     pub cuts_documents: bool,
+    /// Whether evaluations compute the loss of texts: bits per byte, and metrics of each data set that has a name.
+    pub evaluates_texts: bool,
     /// Whether the loss is smoothed by `label_smoothing_factor`.
     pub smooths_labels: bool,
     /// Whether two passes of a micro-batch can be compared, for the sentinel, `repeat_steps` and `debug_steps`.
@@ -62,15 +64,16 @@ impl ObjectiveKind {
         let tuning = |rows| ObjectiveProperties {
             rows,
             cuts_documents: true,
+            evaluates_texts: false,
             smooths_labels: false,
             compares_passes: false,
             loss_falls: true,
         };
         match self {
             ObjectiveKind::NextToken => {
-                ObjectiveProperties { smooths_labels: true, compares_passes: true, ..tuning(1) }
+                ObjectiveProperties { evaluates_texts: true, smooths_labels: true, compares_passes: true, ..tuning(1) }
             }
-            ObjectiveKind::Distillation => tuning(1),
+            ObjectiveKind::Distillation => ObjectiveProperties { evaluates_texts: true, ..tuning(1) },
             ObjectiveKind::Pairs => tuning(PreferenceKind::Pairs.documents()),
             ObjectiveKind::Labels => tuning(PreferenceKind::Labels.documents()),
             ObjectiveKind::Reinforcement => {

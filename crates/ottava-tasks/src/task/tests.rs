@@ -42,6 +42,43 @@ fn sources_are_fields_or_templates() {
 }
 
 #[test]
+fn answers_are_indices_texts_or_lists_of_them() {
+    let gold = |answer: &str, field: &str| {
+        let settings = CHOICES.replace("\"label\"", &format!("\"{answer}\""));
+        let task = load(&settings, &format!("{{\"q\": \"x\", \"b\": \"bb\", \"label\": {field}}}"));
+        task.map(|task| task.items[0].gold.clone()).map_err(|error| error.to_string())
+    };
+    for (answer, field, right) in [
+        ("label", "true", vec![1]),
+        ("label", "[\"bb\", 0]", vec![1, 0]),
+        ("{{ [1, 0] }}", "0", vec![1, 0]),
+        ("{{ ['bb'] }}", "0", vec![1]),
+        ("1", "0", vec![1]),
+    ] {
+        assert_eq!(gold(answer, field), Ok(Gold::Choices(right)), "{answer} {field}");
+    }
+    let error = gold("{{ '+1' }}", "0").unwrap_err();
+    assert!(error.contains("\"+1\" is neither one of the choices nor an index below 2"), "{error}");
+    let texts = load(&TEXT.replace("\"a\"", "\"{{ [a, 2] }}\""), "{\"q\": \"x\", \"a\": \"1\"}").unwrap();
+    assert_eq!(texts.items[0].gold, Gold::Texts(vec!["1".into(), "2".into()]));
+}
+
+#[test]
+fn a_source_is_a_field_of_all_items_or_a_template() {
+    let items = "{\"q\": \"x\", \"a\": \"y\"}\n{\"q\": \"z\"}";
+    let error = load(TEXT, items).err().unwrap().to_string();
+    assert!(error.contains("items.jsonl, line 2: `answer`: the item has no field `a`"), "{error}");
+    let error = load(&TEXT.replace("\"a\"", "\"answr\""), items).err().unwrap();
+    let words = "task.toml: `answer` is \"answr\", which is neither a field of the items (`a`, `q`) nor a template";
+    assert!(matches!(error, Error::Config(_)) && error.to_string().contains(words), "{error}");
+    let constant = load(&TEXT.replace("\"a\"", "\"{{ \\\"answr\\\" }}\""), items).unwrap();
+    assert_eq!(constant.items[1].gold, Gold::Texts(vec!["answr".into()]));
+    // A choice without characters has a log-likelihood, and no log-likelihood per character.
+    let empty = "{\"q\": \"x\", \"b\": \"\", \"label\": 1}";
+    assert_eq!(load(&format!("{CHOICES}metrics = [\"acc\"]"), empty).unwrap().items[0].choices, ["a", ""]);
+}
+
+#[test]
 fn examples_precede_each_prompt() {
     let (folder, path) = write(
         &format!("{CHOICES}num_fewshot = 2\nfewshot_data = \"few.jsonl\"\nfewshot_separator = \"##\""),
@@ -52,7 +89,18 @@ fn examples_precede_each_prompt() {
     assert_eq!(Task::load(&path).unwrap().items[0].context, "m: n##o: a##x:");
     std::fs::write(folder.path().join("few.jsonl"), &few[..few.len() / 2]).unwrap();
     let error = Task::load(&path).err().unwrap().to_string();
-    assert!(error.contains("the file has 1 examples, and `num_fewshot` is 2"), "{error}");
+    assert!(error.contains("the file has 1 examples, and `num_fewshot` is 2; lower it"), "{error}");
+}
+
+#[test]
+fn no_item_is_an_example_of_its_own_prompt() {
+    let item = |q: &str| format!("{{\"q\": \"{q}\", \"b\": \"n\", \"label\": 0}}\n");
+    let settings = format!("{CHOICES}num_fewshot = 2\nfewshot_data = \"./items.jsonl\"\nfewshot_separator = \"#\"");
+    let task = load(&settings, &["x", "y", "z", "w"].map(item).concat()).unwrap();
+    let contexts: Vec<_> = task.items.iter().map(|item| item.context.as_str()).collect();
+    assert_eq!(contexts, ["y: a#z: a#x:", "x: a#z: a#y:", "x: a#y: a#z:", "x: a#y: a#w:"]);
+    let error = load(&settings, &["x", "y"].map(item).concat()).err().unwrap().to_string();
+    assert!(error.contains("has 2 examples, and `num_fewshot` is 2, and no item is an example of its own"), "{error}");
 }
 
 #[test]
@@ -153,7 +201,7 @@ fn spaces_before_a_choice_belong_to_the_choice_and_long_prompts_are_cut_at_the_l
     let (read, both) = ("the riv", "the river otter and the otter");
     let [read, both] = [read, both].map(|text| tokenizer.encode_prompt(text).unwrap());
     assert_ne!(read[..], both[..read.len()]);
-    let settings = CHOICES.replace("{{ q }}:", "the riv").replace("\"a\", ", "") + "target_delimiter = \"\"";
+    let settings = CHOICES.replace("{{ q }}:", "{{ 'the riv' }}").replace("\"a\", ", "") + "target_delimiter = \"\"";
     let task = load(&settings, "{\"b\": \"er otter and the otter\", \"label\": 0}").unwrap();
     let Requests::LogLikelihoods { rows: spanned, .. } = task.requests(&tokenizer, 99).unwrap() else {
         panic!("choices")

@@ -33,7 +33,7 @@ mod validation;
 
 pub use contract::{LoadedRows, Objective, Opening, Rows};
 pub use frozen::FrozenModel;
-pub use validation::{ComparedMetric, Evaluation, Validation};
+pub use validation::{ComparedMetric, Evaluation, Validation, metric_of_task};
 
 use kto::Labels;
 use next_token::NextToken;

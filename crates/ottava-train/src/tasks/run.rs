@@ -2,6 +2,7 @@
 
 use super::likelihood::{BatchSizes, log_likelihoods};
 use super::texts::complete_texts;
+use crate::objective::metric_of_task;
 use crate::objective::rollout::{DrawSizes, Drawer};
 use crate::phase::{Passes, Phase};
 use ottava_common::error::{Error, Result};
@@ -37,7 +38,8 @@ pub fn evaluation_passes(config: &RunConfig) -> Option<Passes> {
 impl RunTasks {
     /// Reads the tasks of the run of `config`. Their batches have at most as many tokens as a micro-batch.
     ///
-    /// Errors as [`Task::load`] and [`Task::requests`], and with [`Error::Config`] for two tasks with one name, and for texts if ranks divide the model.
+    /// Errors as [`Task::load`] and [`Task::requests`], and with [`Error::Config`] for two tasks with one name, for texts if ranks divide the model, and for
+    /// a setting that names a metric by which the run cannot compare evaluations.
     pub fn open(config: &RunConfig, tokenizer: &Tokenizer) -> Result<RunTasks> {
         let max_length = config.data.max_length;
         let (mut tasks, mut names) = (Vec::new(), BTreeSet::new());
@@ -59,11 +61,18 @@ impl RunTasks {
             let requests = task.requests(tokenizer, max_length)?;
             tasks.push((task, requests));
         }
+        config.expect_metrics(&tasks.iter().flat_map(|(task, _)| metrics(task)).collect::<Vec<_>>())?;
         let sizes = BatchSizes { tokens: config.micro_batch_rows() * max_length, max_length };
         Ok(RunTasks { tasks, sizes, drawer: None })
     }
 
-    /// Evaluates all tasks, and returns the metrics of each task by its name. All ranks of `partition` call it together, and get the same metrics.
+    /// Returns whether a task has this metric.
+    pub fn has(&self, metric: &str) -> bool {
+        self.tasks.iter().any(|(task, _)| metrics(task).any(|name| name == metric))
+    }
+
+    /// Evaluates all tasks, or the task that has the metric `only`, and returns the metrics of each task by its name. All ranks of `partition` call it
+    /// together, and get the same metrics.
     ///
     /// Errors with [`Error::NonFinite`] if a log-likelihood is infinite or NaN, and with [`Error::Cancelled`] on all ranks after a request to any of
     /// them to stop.
@@ -73,17 +82,24 @@ impl RunTasks {
         tokenizer: &Tokenizer,
         partition: &Partition,
         precision: StepPrecision,
+        only: Option<&str>,
     ) -> Result<Vec<(String, Vec<Measured>)>> {
         let RunTasks { tasks, sizes, drawer } = self;
+        let texts = tasks.iter().filter_map(|(_, requests)| match requests {
+            Requests::Texts(texts) => Some((texts.prompts.len(), requests.longest())),
+            Requests::LogLikelihoods { .. } => None,
+        });
+        let sizes_of_draws = draw_sizes(texts, division(model, partition).1);
         let mut found = Vec::with_capacity(tasks.len());
-        for (task, requests) in tasks.iter() {
+        let is_wanted = |task: &Task| only.is_none_or(|metric| metrics(task).any(|name| name == metric));
+        for (task, requests) in tasks.iter().filter(|(task, _)| is_wanted(task)) {
             let scores = match requests {
                 Requests::LogLikelihoods { rows, of_item } => {
                     let all = log_likelihoods(model, rows, *sizes, precision, partition, &mut |_| {})?;
                     task.score(of_item, &Answers::LogLikelihoods(all))?
                 }
                 Requests::Texts(texts) => {
-                    let drawer = drawer.get_or_insert_with(|| Drawer::new(draw_sizes(sizes.max_length, texts)));
+                    let drawer = drawer.get_or_insert_with(|| Drawer::new(sizes_of_draws));
                     // Draws have the precision of the passes of the evaluation.
                     model.scaling().set_all_high_precision(precision == StepPrecision::High);
                     let all = draw(drawer, model, tokenizer, partition, texts);
@@ -115,9 +131,19 @@ fn expect_whole_models(config: &RunConfig, task: &Task) -> Result<()> {
     }
 }
 
-fn draw_sizes(max_length: usize, texts: &Texts) -> DrawSizes {
+/// Returns the names under which the metrics of a task are recorded.
+fn metrics(task: &Task) -> impl Iterator<Item = String> {
+    task.metrics().into_iter().map(|metric| metric_of_task(task.name(), metric.as_str()))
+}
+
+/// Returns the sizes of the draws of a rank. `texts` are the number of prompts and the longest sequence of each task; `world` ranks divide the prompts.
+fn draw_sizes(texts: impl Iterator<Item = (usize, usize)>, world: usize) -> DrawSizes {
+    let largest = |(completions, max_length): (usize, usize), (prompts, longest): (usize, usize)| {
+        (completions.max(prompts.div_ceil(world)), max_length.max(longest))
+    };
+    let (completions, max_length) = texts.fold((0, 0), largest);
     DrawSizes {
-        completions: texts.prompts.len(),
+        completions,
         max_length,
         kv_cache_tokens: 0,
         kv_cache_dtype: KvCacheDtype::Auto,
@@ -125,8 +151,16 @@ fn draw_sizes(max_length: usize, texts: &Texts) -> DrawSizes {
     }
 }
 
-/// Draws the texts, and returns all of them on all ranks. Ranks divide the prompts. If tokens of a batch share a scale, each rank draws all texts, so that
-/// texts do not depend on the number of ranks.
+/// Returns the place of this rank among the ranks that divide prompts, and their number. If tokens of a batch share a scale, each rank draws all texts, so
+/// that texts do not depend on the number of ranks.
+fn division(model: &mut Decoder, partition: &Partition) -> (usize, usize) {
+    match model.scaling().scales().depend_on_other_rows() {
+        true => (0, 1),
+        false => partition.ranks().rows(),
+    }
+}
+
+/// Draws the texts, and returns all of them on all ranks, which divide the prompts.
 fn draw(
     drawer: &mut Drawer,
     model: &mut Decoder,
@@ -135,12 +169,21 @@ fn draw(
     texts: &Texts,
 ) -> Result<Vec<String>> {
     let (ranks, count) = (partition.ranks(), texts.prompts.len());
-    let (rank, world) = match model.scaling().scales().depend_on_other_rows() {
-        true => (0, 1),
-        false => ranks.rows(),
-    };
+    let (rank, world) = division(model, partition);
     let own: Vec<usize> = (rank..count).step_by(world).collect();
     let drawn = drawer.lend(model, partition, |engine| complete_texts(engine, tokenizer, texts, &own, &mut |_| {}));
     let of_ranks = ranks.all("the texts of a task", drawn)?;
     Ok((0..count).map(|place| of_ranks[place % world][place / world].clone()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn draws_have_room_for_the_largest_task() {
+        let sizes = |world| draw_sizes([(3, 40), (7, 20)].into_iter(), world);
+        assert_eq!((sizes(1).completions, sizes(1).max_length), (7, 40));
+        assert_eq!((sizes(2).completions, sizes(2).max_length), (4, 40));
+    }
 }

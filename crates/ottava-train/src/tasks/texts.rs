@@ -5,8 +5,8 @@ use ottava_data::Tokenizer;
 use ottava_engine::{Engine, Request, Sampling, TextRequest, complete};
 use ottava_tasks::Texts;
 
-/// Completes the prompts of `texts` at `places` with `engine`, and returns their completions in this order. Calls `progress` with the number of
-/// new tokens so far.
+/// Completes the prompts of `texts` at `places` with `engine`, and returns their completions in this order. Each completion is decoded without its
+/// prompt, as in lm-evaluation-harness. Calls `progress` with the number of new tokens so far.
 ///
 /// Errors as [`complete`].
 pub fn complete_texts(
@@ -23,7 +23,8 @@ pub fn complete_texts(
             max_new_tokens: texts.max_gen_toks,
             ..Request::default()
         };
-        TextRequest { request, stop: texts.until.iter().filter(|stop| !stop.is_empty()).cloned().collect() }
+        let stop = texts.until.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        TextRequest { request, stop, decodes_alone: true }
     };
     let (mut found, mut done) = (vec![String::new(); places.len()], 0);
     let mut on_text = |_, _: &str| {

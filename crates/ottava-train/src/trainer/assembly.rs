@@ -21,6 +21,7 @@ use ottava_common::interrupt;
 use ottava_data::DataState;
 use ottava_parallel::Ranks;
 use ottava_parallel::optim::LossScale;
+use ottava_sentinel::SentinelState;
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
@@ -162,7 +163,19 @@ fn first_progress(environment: &Environment, resumed: Option<&Resumed>) -> Resul
             progress.rows.unfinished = None;
         }
     }
+    end_comparison(&mut progress.sentinel, environment);
     Ok(progress)
+}
+
+/// Returns to the recipe if the run is in BF16 because of a metric and compares no metric any more. No evaluation would return it, and weights may not be
+/// stored for BF16.
+pub(super) fn end_comparison(decisions: &mut SentinelState, environment: &Environment) {
+    let is_over = !environment.config.sentinel.compares_metric() && std::mem::take(&mut decisions.high_by_metric);
+    if is_over && environment.ranks.leads() {
+        tracing::warn!(
+            "the run was in BF16 because a metric was worse by the recipe, and `sentinel.sentinel_metric` is now empty: all products by the recipe again"
+        );
+    }
 }
 
 /// Errors on all ranks unless ranks with the same layers have loaded the same weights.

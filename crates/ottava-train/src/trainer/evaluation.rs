@@ -16,9 +16,6 @@ use serde_json::{Map, json};
 const BEST: &str = "evaluation.metric_for_best_model";
 const OF_SENTINEL: &str = "sentinel.sentinel_metric";
 
-/// Why an evaluation in another precision has a result.
-const EVALUATED: &str = "the same rows and tasks were evaluated";
-
 impl Trainer {
     /// Evaluates a new run before its first step. Also evaluates a resumed run whose last evaluation a signal interrupted.
     pub(super) fn evaluate_first(&mut self) -> Result<()> {
@@ -28,13 +25,15 @@ impl Trainer {
                 self.outputs.append(0, Map::new(), Some(evaluation))?;
                 self.judge(evaluation)?;
                 let e = &self.environment.config.evaluation;
-                if e.compares() {
-                    // Finds an unknown name of a metric before the first step.
-                    evaluation.metric(BEST, &e.metric_for_best_model)?;
+                if e.compares() && evaluation.has_values() {
+                    // Finds a metric without a finite value before the first step, such as of held-out rows if the data are too few for any.
+                    evaluation.finite_metric(BEST, &e.metric_for_best_model)?;
                 }
             }
         }
         if let Some(values) = self.progress.pending.clone() {
+            // The evaluation that was interrupted had the demotions of the last step.
+            self.run.follow(self.progress.step, &self.progress.sentinel, &self.environment);
             let evaluation = self.evaluate()?;
             self.outputs.append(self.progress.step, values, evaluation.as_ref())?;
             evaluation.as_ref().map_or(Ok(()), |evaluation| self.judge(evaluation))?;
@@ -74,27 +73,35 @@ impl Trainer {
         self.progress.step >= self.schedule.max_steps
     }
 
-    /// Evaluates in the precision of the last step. For the metric of the sentinel, also evaluates in the other precision.
+    /// Evaluates in the precision of the last step. For the metric of the sentinel, also computes this metric in the other precision.
+    ///
+    /// If the run compares a metric, losses by the recipe may be infinite or NaN. In a step by the recipe, the evaluation then has no values except the
+    /// comparison. Otherwise errors with [`Error::NonFinite`].
     fn evaluate(&mut self) -> Result<Option<Validation>> {
         let config = &self.environment.config;
         let precision = precision_of(self.progress.step, &self.progress.sentinel, config);
-        let metric = config.sentinel.sentinel_metric.clone();
-        let Some(mut own) = self.evaluate_in(precision)? else { return Ok(None) };
-        if metric.is_empty() {
-            return Ok(Some(own));
+        if !config.sentinel.compares_metric() {
+            return self.evaluate_in(precision, None);
         }
-        let compared = match precision {
-            StepPrecision::Recipe => {
-                let high = self.evaluate_in(StepPrecision::High)?.expect(EVALUATED);
-                Validation::compare(&own, &high, OF_SENTINEL, &metric)?
+        let (metric, leads) = (config.sentinel.sentinel_metric.clone(), self.environment.ranks.leads());
+        let only = |own| (precision != own).then_some(metric.as_str());
+        let by_recipe = match self.evaluate_in(StepPrecision::Recipe, only(StepPrecision::Recipe)) {
+            Err(Error::NonFinite(reason)) => {
+                if leads {
+                    tracing::warn!("step {}: the evaluation by the recipe: {reason}", self.progress.step);
+                }
+                None
             }
-            StepPrecision::High => {
-                let by_recipe = self.evaluate_in(StepPrecision::Recipe)?.expect(EVALUATED);
-                Validation::compare(&by_recipe, &own, OF_SENTINEL, &metric)?
-            }
+            evaluation => evaluation?,
         };
-        own.compared = Some(compared);
-        Ok(Some(own))
+        let high = self.evaluate_in(StepPrecision::High, only(StepPrecision::High))?;
+        let Some(high) = high else { return Ok(None) };
+        let compared = Validation::compare(by_recipe.as_ref(), &high, OF_SENTINEL, &metric)?;
+        let own = match precision {
+            StepPrecision::Recipe => by_recipe.unwrap_or_default(),
+            StepPrecision::High => high,
+        };
+        Ok(Some(Validation { compared: Some(compared), ..own }))
     }
 
     /// Decides by the metric of the sentinel in `evaluation`, after the last step, which precision later steps have.
@@ -135,13 +142,14 @@ impl Trainer {
         Ok(())
     }
 
-    /// Computes loss and metrics of the held-out rows, and the metrics of tasks, in `precision`. All ranks compute them together. Returns `None` without
-    /// held-out rows and tasks.
-    fn evaluate_in(&mut self, precision: StepPrecision) -> Result<Option<Validation>> {
+    /// Computes loss and metrics of the held-out rows, and the metrics of tasks, in `precision`; with `only`, the held-out rows or the task that have this
+    /// metric. All ranks compute them together. Returns `None` without held-out rows and tasks.
+    fn evaluate_in(&mut self, precision: StepPrecision, only: Option<&str>) -> Result<Option<Validation>> {
         let Trainer { environment, run, rows, tasks, .. } = self;
         let Run { model, step, .. } = &mut **run;
-        let of_rows = rows.evaluate(model, step, precision)?;
-        let of_tasks = tasks.evaluate(model, &environment.inputs.tokenizer, step.partition(), precision)?;
+        let is_of_task = only.is_some_and(|metric| tasks.has(metric));
+        let of_rows = if is_of_task { None } else { rows.evaluate(model, step, precision)? };
+        let of_tasks = tasks.evaluate(model, &environment.inputs.tokenizer, step.partition(), precision, only)?;
         Ok(match (of_rows, of_tasks) {
             (of_rows, tasks) if tasks.is_empty() => of_rows,
             (of_rows, tasks) => Some(Validation { tasks, ..of_rows.unwrap_or_default() }),
@@ -151,9 +159,9 @@ impl Trainer {
     /// Compares an evaluation after the last step with the best evaluation so far, and returns whether it is better.
     fn compare(&mut self, evaluation: Option<&Validation>) -> Result<bool> {
         let e = &self.environment.config.evaluation;
-        let Some(evaluation) = evaluation.filter(|_| e.compares()) else { return Ok(false) };
+        let Some(evaluation) = evaluation.filter(|found| e.compares() && found.has_values()) else { return Ok(false) };
         let (metric, threshold) = (&e.metric_for_best_model, e.early_stopping_threshold);
-        let value = evaluation.metric(BEST, metric)?;
+        let value = evaluation.finite_metric(BEST, metric)?;
         let is_best = Best::update(&mut self.progress.best, self.progress.step, metric, value, threshold);
         self.outputs.keep_best(self.progress.best.as_ref(), &self.environment.config);
         Ok(is_best)

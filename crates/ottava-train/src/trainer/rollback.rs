@@ -1,6 +1,7 @@
 //! Returns a run to an earlier checkpoint after an alarm. The run then continues with new rows.
 
 use super::Trainer;
+use super::assembly::end_comparison;
 use super::building::restored_run;
 use super::environment::Environment;
 use super::files::RunFiles;
@@ -68,6 +69,7 @@ impl Trainer {
             pending: None,
             ..resumed.progress.clone()
         };
+        end_comparison(&mut self.progress.sentinel, &self.environment);
         if let Some(scale) = &self.progress.loss_scale {
             run.step.set_loss_scale(scale.scale)?;
         }

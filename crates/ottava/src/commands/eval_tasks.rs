@@ -3,7 +3,7 @@
 use super::eval::Eval;
 use super::newest::with_model;
 use crate::output::{Meter, print_json};
-use ottava_common::fs::{RealFs, replace_file};
+use ottava_common::fs::{RealFs, parent, replace_file};
 use ottava_common::{Error, Result};
 use ottava_data::Tokenizer;
 use ottava_engine::EngineOptions;
@@ -32,6 +32,7 @@ struct Prepared {
 impl Eval {
     /// Evaluates the tasks of `--task`.
     pub(super) fn run_tasks(&self) -> Result<()> {
+        self.output.as_deref().map_or(Ok(()), check_output)?;
         let tasks = self.tasks.iter().map(|path| Task::load(path)).collect::<Result<Vec<_>>>()?;
         let mut names = BTreeSet::new();
         if let Some(twice) = tasks.iter().find(|task| !names.insert(task.name())) {
@@ -124,25 +125,35 @@ impl Eval {
         let each = tasks.iter().zip(requests).zip(&answers);
         let scores = each.map(|((task, requests), answers)| task.score(&of_item(requests), answers));
         let scores: Vec<Scores> = scores.collect::<Result<_>>()?;
-        if let Some(path) = &self.output {
-            write_samples(path, &scores)?;
-        }
         if self.json {
             let results: Map<String, Value> =
                 tasks.iter().zip(&scores).map(|(task, scores)| result(task, scores)).collect();
             print_json(&json!({"results": results, "max_length": max_length}));
-            return Ok(());
+        } else {
+            out!("{}", table(tasks, &scores));
+            out!("prompts and answers have at most {max_length} tokens; longer prompts are cut at the left");
         }
-        out!("{}", table(tasks, &scores));
-        out!("prompts and answers have at most {max_length} tokens; longer prompts are cut at the left");
-        Ok(())
+        // A file that cannot be written loses no results.
+        self.output.as_deref().map_or(Ok(()), |path| write_samples(path, &scores))
+    }
+}
+
+/// Errors if `path` cannot be the file of samples, before the model computes for hours.
+fn check_output(path: &Path) -> Result<()> {
+    if path.is_dir() || path.file_name().is_none() {
+        return Err(Error::Config(format!("--output {}: this is a folder; name a file", path.display())));
+    }
+    match parent(path).is_dir() {
+        true => Ok(()),
+        false => Err(Error::Config(format!(
+            "--output {}: there is no folder {}; make it, or name another file",
+            path.display(),
+            parent(path).display()
+        ))),
     }
 }
 
 fn write_samples(path: &Path, scores: &[Scores]) -> Result<()> {
-    if path.is_dir() || path.file_name().is_none() {
-        return Err(Error::Config(format!("--output {}: this is a folder; name a file", path.display())));
-    }
     let mut text = String::new();
     for sample in scores.iter().flat_map(|scores| &scores.samples) {
         text += &(serde_json::to_string(sample).expect("a sample is written without fail") + "\n");

@@ -166,7 +166,7 @@ impl Draws {
     pub fn request(&self, prompt: Vec<u32>, max_new_tokens: usize, number: u64) -> TextRequest {
         let sampling = Sampling { seed: self.seed.wrapping_add(number), ..self.sampling.0.clone() };
         let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
-        TextRequest { request, stop: self.stop.clone() }
+        TextRequest { request, stop: self.stop.clone(), ..TextRequest::default() }
     }
 
     /// Returns the options of an engine for `model` and its `draft` model. `lengths` are the tokens of each request, completion included, and

@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// The maximum number of tokens of a batch.
 const MAX_TOKENS: usize = 1 << 24;
 
+/// The length in tokens from which a batch of tasks has fewer sequences than `--batch-size`.
+const LONG: usize = 4096;
+
 /// A text, and how it is divided into sequences.
 #[derive(Args)]
 pub struct Text {
@@ -140,9 +143,10 @@ impl Text {
         }
     }
 
-    /// Returns the maximum number of tokens of a batch with sequences of up to `longest` tokens.
+    /// Returns the maximum number of tokens of a batch with sequences of up to `longest` tokens. Few sequences are as long as the longest one, so batches of
+    /// long sequences have fewer of them: their memory does not grow with the positions of the model.
     pub fn batch_tokens(&self, longest: usize) -> usize {
-        self.batch_size.saturating_mul(longest).min(MAX_TOKENS)
+        self.batch_size.saturating_mul(longest.min(LONG)).min(MAX_TOKENS)
     }
 
     /// Tokenizes the files.

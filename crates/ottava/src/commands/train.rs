@@ -268,7 +268,7 @@ fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
         };
         let (prompt, max_new_tokens) = (tokenizer.encode_prompt(prompt)?, g.max_new_tokens);
         let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
-        requests.push(TextRequest { request, stop: Vec::new() });
+        requests.push(TextRequest { request, ..TextRequest::default() });
     }
     let lengths = requests.iter().map(|each| each.request.prompt.len().saturating_add(g.max_new_tokens));
     let options = EngineOptions::for_lengths(&model, None, lengths, config.data.max_length, KvCacheDtype::Auto)?;

@@ -97,7 +97,44 @@ fn results_are_a_table_and_mistakes_name_the_remedy() {
     refused(1, &["--task", &words, "--task", &words], &["two tasks have the name words"]);
     refused(1, &["--task", &words, "--max-length", "1000"], &["--max-length is 1000"]);
     refused(2, &["--task", &words, "--max-length", "20"], &["task words: item 0, choice", "sequences have at most 20"]);
-    refused(1, &["--task", &words, "--output", "model"], &["--output model: this is a folder"]);
+    // The file of samples is checked before the model is read.
+    for (output, words_of_error) in
+        [("model", "this is a folder; name a file"), ("missing/a.jsonl", "no folder missing")]
+    {
+        let error = format!("--output {output}: ");
+        run.fail(&["eval", "no-model", "--task", &words, "--output", output], 1, &[&error, words_of_error]);
+    }
+}
+
+/// lm-evaluation-harness decodes new tokens without the prompt. A decoder that drops a first character, as SentencePiece's drops a space, then drops the
+/// first character of a completion.
+#[test]
+fn completions_are_decoded_without_their_prompts() {
+    let run = Run::new();
+    for entry in std::fs::read_dir(recorded("model")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = format!("strips/{}", path.file_name().unwrap().to_str().unwrap());
+        run.write(&name, &std::fs::read(&path).unwrap());
+    }
+    let mut tokenizer: Value =
+        serde_json::from_slice(&std::fs::read(run.path("strips/tokenizer.json")).unwrap()).unwrap();
+    let strip = serde_json::json!({"type": "Strip", "content": "_", "start": 1, "stop": 0});
+    tokenizer["decoder"] = serde_json::json!({"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]});
+    run.write("strips/tokenizer.json", tokenizer.to_string().as_bytes());
+    let sums = recorded("sums.toml");
+    let args = ["--task", &sums, "--device", "cpu", "--recipe", "fp32", "--output", "samples.jsonl"];
+    run.succeed(&[&["eval", "strips"][..], &args].concat());
+    let expected: Value = serde_json::from_str(&std::fs::read_to_string(recorded("expected.json")).unwrap()).unwrap();
+    let samples = std::fs::read_to_string(run.path("samples.jsonl")).unwrap();
+    let mut dropped = 0;
+    for (line, recorded) in samples.lines().zip(expected["sums"]["responses"].as_array().unwrap()) {
+        let sample: Value = serde_json::from_str(line).unwrap();
+        let text = recorded[0].as_str().unwrap();
+        let alone = text.strip_prefix('_').unwrap_or(text);
+        assert_eq!(sample["resps"][0], alone, "{text}");
+        dropped += usize::from(alone != text);
+    }
+    assert_eq!(dropped, 3, "completions that begin with the dropped character");
 }
 
 #[test]
@@ -113,6 +150,9 @@ fn a_run_scores_tasks_and_a_resumed_run_goes_on() {
     let missing = ["--set", "tasks=[\"tasks/missing.toml\"]"];
     for command in ["plan", "train"] {
         run.fail(&[&[command, "run.toml"][..], &missing].concat(), 1, &["tasks/missing.toml: "]);
+        let best = ["--set", "load_best_model_at_end=true", "--set", "metric_for_best_model=eval_ends_f1"];
+        let known = "is \"eval_ends_f1\"; an evaluation of this run has eval_loss, eval_bits_per_byte, eval_ends_acc";
+        run.fail(&[&[command, "run.toml"][..], &tasks, &best].concat(), 1, &[known]);
     }
     let said = run.ottava(&[&["train", "run.toml", "--set", "max_steps=2"][..], &tasks].concat());
     let said = String::from_utf8(said.stderr).unwrap();

@@ -169,7 +169,7 @@ fn a_policy_gradient_learns_the_best_arm_of_a_bandit() {
     let precision = StepPrecision::Recipe;
     let mut rewards = Vec::new();
     let lost = |plays: &dyn Rows, model: &mut Decoder, step: &TrainStep| {
-        plays.evaluate(model, step, precision).unwrap().unwrap().metric("objective", "eval_loss").unwrap().0
+        plays.evaluate(model, step, precision).unwrap().unwrap().finite_metric("objective", "eval_loss").unwrap().0
     };
     let before = lost(&*plays, &mut model, &step);
     for _ in 0..40 {

@@ -32,7 +32,7 @@ fn write_tasks(folder: &Path) -> Vec<PathBuf> {
         write(
             "draw",
             &format!(
-                "type = \"generate_until\"\n{prompt}\nanswer = \"w\"\n[generation]\nmax_gen_toks = 3\n[filter]\nregex_pattern = \"[a-z]\""
+                "type = \"generate_until\"\n{prompt}\nanswer = \"{{{{ 'w' }}}}\"\n[generation]\nmax_gen_toks = 3\n[filter]\nregex_pattern = \"[a-z]\""
             ),
         ),
     ]
@@ -188,5 +188,13 @@ fn tasks_that_a_run_cannot_evaluate_are_errors_before_its_files_change() {
     fails(&twice, "has the name choice, which another task or data set has");
     fails(&|config| config.evaluation.tasks.push("missing.toml".into()), "missing.toml");
     fails(&|config| config.data.max_length = 4, "the choice has");
+    let unknown = |config: &mut RunConfig| {
+        config.evaluation.load_best_model_at_end = true;
+        config.evaluation.metric_for_best_model = "eval_choice_acc_stderr".into();
+    };
+    fails(
+        &unknown,
+        "is \"eval_choice_acc_stderr\"; an evaluation of this run has eval_loss, eval_bits_per_byte, eval_choice_acc",
+    );
     assert!(!inputs.path().join("run/metrics.jsonl").exists());
 }
