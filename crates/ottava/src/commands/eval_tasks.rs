@@ -41,8 +41,9 @@ impl Eval {
         let ranks = self.how.ranks(&self.ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
-            let sizes = language_model_config(&config)?;
-            let tokenizer = Tokenizer::load(folder)?;
+            language_model_config(&config)?;
+            let sizes = self.how.sizes(&config)?;
+            let tokenizer = Tokenizer::load(self.how.texts(folder, &sizes)?)?;
             tokenizer.check_fits(sizes.vocabulary)?;
             let max_length = self.text.max_length_within(&sizes, usize::MAX)?;
             let requests =
