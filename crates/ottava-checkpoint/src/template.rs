@@ -215,10 +215,11 @@ pub(super) fn write_merged(
         copy(writer, if is_of_base { base } else { adapter }, name)?;
     }
     // The base may have its template in `tokenizer_config.json`, which comes from the adapter.
-    if keeps_template && !base.join(TEMPLATE).exists() {
-        if let Some(template) = ChatTemplate::load(base, None, Clock::Fixed)? {
-            writer.file(TEMPLATE, |file| file.write(template.source().as_bytes()))?;
-        }
+    if keeps_template
+        && !base.join(TEMPLATE).exists()
+        && let Some(template) = ChatTemplate::load(base, None, Clock::Fixed)?
+    {
+        writer.file(TEMPLATE, |file| file.write(template.source().as_bytes()))?;
     }
     Ok(())
 }
