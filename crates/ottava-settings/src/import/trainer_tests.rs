@@ -55,7 +55,8 @@ fn keys_in_tables_of_others_are_not_ours_by_their_last_part() {
     let [refused, needless] = [&imported.refused, &imported.needless].map(|notes| notes.join("\n"));
     assert!(refused.contains("`some_kwargs.seed`: this key is not known"), "{refused}");
     assert!(needless.contains("`flex_attn_compile_kwargs.mode`"), "{needless}");
-    let deepspeed = r#"{"train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"},
+    let deepspeed = r#"{"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_clipping": "auto",
+        "gradient_accumulation_steps": "auto", "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}}, "bf16": {"enabled": "auto"},
         "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"}}"#;
     let (imported, config) = super::tests::imported("ds.json", deepspeed, &[]);
     assert_eq!((imported.refused.len(), config.parallel.zero), (0, ottava_parallel::Zero::Weights), "{imported:?}");
