@@ -49,10 +49,11 @@ pub struct LinearAdapter {
 }
 
 impl AdapterFolder {
-    /// Opens `folder`. Names in `target_modules` are ignored if no matrix matches them, as in PEFT.
+    /// Opens `folder`. Names in `target_modules` are ignored if no matrix matches them, as in PEFT. Names in `modules_to_save` are ignored if another of
+    /// these names has a tensor.
     ///
-    /// Errors as [`AdapterFolder::expect_config`], and with [`Error::Model`] if the settings need something that is not implemented, or if a module of
-    /// `modules_to_save` has no tensor.
+    /// Errors as [`AdapterFolder::expect_config`], and with [`Error::Model`] if the settings need something that is not implemented, or if no module of
+    /// `modules_to_save` has a tensor.
     pub fn open(folder: &Path) -> Result<AdapterFolder> {
         AdapterFolder::expect_config(folder)?;
         let config = ConfigFile::read(&folder.join(CONFIG_FILE))?;
@@ -78,13 +79,11 @@ impl AdapterFolder {
         if lora.targets == Targets::NONE {
             return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
         }
-        let has_module = |end: &String| modules_of(&files).any(|module| module.ends_with(end.as_str()));
-        if let Some(end) = lora.modules_to_save.iter().find(|end| !has_module(end)) {
-            return Err(
-                config.error(&format!("`modules_to_save` names `{end}`, and {WEIGHTS_FILE} has no tensor of it"))
-            );
-        }
-        Ok(AdapterFolder { lora, has_score: adapter_config::has_score(&config)?, files, path: folder.to_path_buf() })
+        let has_score = adapter_config::has_score(&config)?;
+        lora.modules_to_save = modules_with_tensors(lora.modules_to_save, &files, has_prefix).map_err(|end| {
+            config.error(&format!("`modules_to_save` names `{end}`, and {WEIGHTS_FILE} has no tensor of it"))
+        })?;
+        Ok(AdapterFolder { lora, has_score, files, path: folder.to_path_buf() })
     }
 
     /// Returns the sizes of a model with these adapters on a base model of `sizes`. If embedding and head were trained whole with rows for new tokens, the
@@ -97,6 +96,8 @@ impl AdapterFolder {
         });
         let vocabulary = match rows {
             [Some(embedding), Some(head)] if embedding == head => embedding.max(sizes.vocabulary),
+            // A reward model has no head with a row for each token.
+            [Some(embedding), None] if self.has_score => embedding.max(sizes.vocabulary),
             _ => sizes.vocabulary,
         };
         DecoderConfig { lora: Some(self.lora.clone()), vocabulary, ..sizes }
@@ -294,6 +295,20 @@ fn own_name(name: &str) -> String {
 /// Returns the modules of the tensors in `files` that belong to no adapter of a linear.
 fn modules_of(files: &ModelFiles) -> impl Iterator<Item = &str> {
     files.names().filter(|name| !is_of_adapter(name)).map(module_of)
+}
+
+/// Returns the ends of names of modules that were trained whole, without ends that match no tensor in `files`, as in PEFT. `has_prefix` says whether the
+/// names are of modules of a larger model.
+///
+/// Errors with the first of these ends if no end matches a tensor.
+fn modules_with_tensors(saved: Vec<String>, files: &ModelFiles, has_prefix: bool) -> Result<Vec<String>, String> {
+    let own = |end: String| if has_prefix { TextNames::without_prefix(&end) } else { end };
+    let has_module = |end: &String| modules_of(files).any(|module| module.ends_with(end.as_str()));
+    let (found, mut missing): (Vec<_>, Vec<_>) = saved.into_iter().map(own).partition(has_module);
+    match found.is_empty() && !missing.is_empty() {
+        true => Err(missing.swap_remove(0)),
+        false => Ok(found),
+    }
 }
 
 /// Returns `targets` without the names that match no linear with a matrix in `files`. If the targets are all linears, returns the linears that have

@@ -29,7 +29,7 @@ const KEYS: &[(&str, Meaning)] = &[
     ("base_model_name_or_path", Read),
     ("bias", Read),
     ("corda_config", Needless),
-    ("ensure_weight_tying", Needless),
+    ("ensure_weight_tying", Read),
     ("eva_config", Needless),
     ("exclude_modules", Read),
     // PEFT corrects this value by the kind of each linear.
@@ -111,6 +111,13 @@ pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {
         // How the adapters were trained is of no consequence to their values.
         ..Lora::default()
     };
+    if config.optional("ensure_weight_tying", false)? && !lora.modules_to_save.is_empty() {
+        return Err(config.error(&format!(
+            "`ensure_weight_tying` is set beside `modules_to_save` ({}), so PEFT shares the trained embedding with the head of a tied model, which is not \
+             implemented; train with `ensure_weight_tying` = false, or merge the adapter with PEFT",
+            lora.modules_to_save.join(", ")
+        )));
+    }
     if lora.r == 0 || lora.r > 1 << 24 {
         return Err(config.error(&format!("`r` is {}", lora.r)));
     }
@@ -272,6 +279,18 @@ mod tests {
             [json!(null), json!([]), json!(["classifier", "score"])].map(saved),
             [vec![], vec![], Vec::<String>::new()]
         );
+    }
+
+    #[test]
+    fn a_shared_embedding_that_is_trained_is_refused() {
+        let error = |saved: Value| {
+            let values = json!({"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "modules_to_save": saved,
+                "ensure_weight_tying": true});
+            let values = values.as_object().unwrap().clone();
+            settings(&ConfigFile::from_values("adapter_config.json", values)).err().map(|error| error.to_string())
+        };
+        assert!(error(json!(["embed_tokens"])).unwrap().contains("`ensure_weight_tying` is set beside"));
+        assert_eq!(error(Value::Null), None);
     }
 
     #[test]

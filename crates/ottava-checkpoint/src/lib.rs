@@ -66,6 +66,7 @@ pub mod save;
 pub mod slices;
 mod stacks;
 pub mod template;
+mod texts;
 pub mod training;
 pub mod weight_files;
 
@@ -88,5 +89,6 @@ pub use safetensors_write::{write_file, write_model, write_tensors};
 pub use save::{Saved, Saver};
 pub use stacks::with_experts_of;
 pub use template::FolderTemplate;
+pub use texts::Texts;
 pub use training::Contents;
 pub use weight_files::WeightFiles;

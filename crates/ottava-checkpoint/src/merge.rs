@@ -4,8 +4,8 @@ use crate::adapter::LinearAdapter;
 use crate::model::expect_new_folder;
 use crate::safetensors::TensorInfo;
 use crate::safetensors_write::MAX_FILE_BYTES;
-use crate::template::write_settings;
-use crate::{AdapterFolder, CheckpointWriter, WeightFiles, write_model};
+use crate::template::{write_merged, write_settings};
+use crate::{AdapterFolder, CheckpointWriter, Texts, WeightFiles, write_model};
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::RealFs;
 use ottava_common::interrupt;
@@ -20,7 +20,7 @@ use std::path::Path;
 ///
 /// Each `W` that has an adapter becomes `W + scale · B · A`. With DoRA, each row of this sum is also multiplied by its magnitude and divided by its
 /// norm. Sums are F32, and are rounded once to the type of `W`. Modules that were trained whole replace the modules of the base. Other weights keep their
-/// bits, except that weights in FP8 become BF16.
+/// bits, except that weights in FP8 become BF16. The tokenizer of the adapter's folder is written if its tokens fit.
 ///
 /// Errors with [`Error::Model`] if the adapter has matrices of weights that the model does not have, or another head than the tied embedding of a
 /// vision-language model. Errors with [`Error::Config`] if `output` exists
@@ -61,7 +61,10 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     if sizes.vocabulary > own {
         values.insert("vocab_size".into(), sizes.vocabulary.into());
     }
-    write_settings(&mut writer, values, base, adapter.path())?;
+    match Texts::of_adapter(base, adapter.path(), sizes.vocabulary)? {
+        Some(texts) => write_merged(&mut writer, values, base, (adapter.path(), &texts))?,
+        None => write_settings(&mut writer, values, base)?,
+    }
     let mut merged = 0;
     write_model(&mut writer, &infos, files.carried(), MAX_FILE_BYTES, |info| {
         interrupt::check("merging the model")?;

@@ -1,9 +1,10 @@
 //! The files of a model folder beside its weights.
 
 use crate::model::as_json;
-use crate::{Carried, CheckpointWriter, WeightFiles, adapter};
+use crate::{Carried, CheckpointWriter, Texts, WeightFiles, adapter};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
+use ottava_data::{ChatTemplate, Clock};
 use ottava_hub::RepoId;
 use ottava_models::layers::SCORE;
 use ottava_models::{ConfigFile, Decoder};
@@ -18,7 +19,7 @@ const MAX_COMPANION_BYTES: u64 = 256 << 20;
 
 /// The files of a model folder that are copied unchanged.
 const COMPANIONS: &[&str] = &[
-    TOKENIZER,
+    "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -26,19 +27,27 @@ const COMPANIONS: &[&str] = &[
     "merges.txt",
     "tokenizer.model",
     "tiktoken.model",
-    "chat_template.jinja",
+    TEMPLATE,
     "chat_template.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
     "processor_config.json",
 ];
 
-/// The names of the files of the tokenizer and of the settings of generation.
-const TOKENIZER: &str = "tokenizer.json";
+/// The files of [`COMPANIONS`] that belong to the model and not to its tokenizer.
+const OF_MODEL: [&str; 3] = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"];
+
+/// The file of the chat template.
+const TEMPLATE: &str = "chat_template.jinja";
+
+/// The file with the settings of generation.
 const GENERATION: &str = "generation_config.json";
 
 /// The key of the tokens that end a text, in `config.json` and `generation_config.json`.
 const EOS: &str = "eos_token_id";
+
+/// The keys of other special tokens in these files.
+const SPECIAL: [&str; 2] = ["bos_token_id", "pad_token_id"];
 
 /// The files of a model folder except the weights.
 pub struct FolderTemplate {
@@ -61,11 +70,7 @@ impl FolderTemplate {
     /// Reads the files of `model` (a folder, or a `config.json`) and of `tokenizer` (a folder, or a `tokenizer.json`).
     pub fn read(model: &Path, tokenizer: &Path, eos_ids: &[u32]) -> Result<FolderTemplate> {
         let config = ConfigFile::read(model)?;
-        let generation = model.join(GENERATION);
-        let generation = match generation.is_file() {
-            true => Some(ConfigFile::read(&generation)?.values().clone()),
-            false => None,
-        };
+        let generation = model.join(GENERATION).is_file().then(|| generation(model)).transpose()?;
         let folder = if tokenizer.is_dir() { tokenizer } else { tokenizer.parent().unwrap_or(Path::new(".")) };
         let mut companions = Vec::new();
         for name in COMPANIONS {
@@ -80,11 +85,10 @@ impl FolderTemplate {
 
     /// Replaces the chat template of the folder by the template in the file `path`. Does nothing if `path` is empty.
     pub fn with_chat_template(mut self, path: &Path) -> Result<FolderTemplate> {
-        const NAME: &str = "chat_template.jinja";
         if !path.as_os_str().is_empty() {
             let text = input::read(path, MAX_COMPANION_BYTES).map_err(Error::io(path))?;
-            self.companions.retain(|(name, _)| *name != NAME);
-            self.companions.push((NAME, text.into()));
+            self.companions.retain(|(name, _)| *name != TEMPLATE);
+            self.companions.push((TEMPLATE, text.into()));
         }
         Ok(self)
     }
@@ -107,11 +111,7 @@ impl FolderTemplate {
     }
 
     fn eos(&self) -> Value {
-        match self.eos_ids.as_slice() {
-            [] => Value::Null,
-            [one] => json!(one),
-            many => json!(many),
-        }
+        value_of_ids(&self.eos_ids)
     }
 
     /// Returns the files, by name, that `transformers` needs to load `model` from a folder, except the weights. If `model` has adapters, returns the
@@ -120,7 +120,10 @@ impl FolderTemplate {
         let companions = self.companions.iter().map(|(name, bytes)| (*name, bytes.clone()));
         if let Some(lora) = &model.config().lora {
             let config = (adapter::CONFIG_FILE, adapter_config(lora, model, &self.base, &self.carried));
-            return companions.chain([config]).collect();
+            // The folder of the adapter has its own tokenizer, whose texts end as the texts of the run.
+            let mut generation = self.generation.clone().unwrap_or_default();
+            generation.insert(EOS.into(), self.eos());
+            return companions.chain([config, (GENERATION, as_json(generation.into()))]).collect();
         }
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
@@ -149,25 +152,90 @@ impl FolderTemplate {
     }
 }
 
-/// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`. The files of the
-/// tokenizer come from the folder `texts`, if it has a tokenizer.
-pub fn write_settings(
-    writer: &mut CheckpointWriter,
-    config: Map<String, Value>,
-    base: &Path,
-    texts: &Path,
-) -> Result<()> {
+/// Returns the value of `eos_token_id`.
+fn value_of_ids(ids: &[u32]) -> Value {
+    match ids {
+        [] => Value::Null,
+        [one] => json!(one),
+        many => json!(many),
+    }
+}
+
+/// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`.
+pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
     writer.file("config.json", |file| file.write(&as_json(config.into())))?;
-    let texts = if texts.join(TOKENIZER).is_file() { texts } else { base };
-    let of_base = [(base, GENERATION)].into_iter();
-    for (folder, name) in of_base.chain(COMPANIONS.iter().map(|name| (texts, *name))) {
-        let path = folder.join(name);
-        if path.exists() {
-            let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
-            writer.file(name, |file| file.write(&bytes))?;
-        }
+    [GENERATION].iter().chain(COMPANIONS).try_for_each(|name| copy(writer, base, name))
+}
+
+/// Copies the file `name` of `folder`, if there is one.
+fn copy(writer: &mut CheckpointWriter, folder: &Path, name: &'static str) -> Result<()> {
+    let path = folder.join(name);
+    if path.exists() {
+        let bytes = input::read(&path, MAX_COMPANION_BYTES).map_err(Error::io(&path))?;
+        writer.file(name, |file| file.write(&bytes))?;
     }
     Ok(())
+}
+
+/// Writes the files of a merged model folder except the weights, if the folder `adapter` has a tokenizer that fits: `texts`. The files of the tokenizer
+/// come from `adapter`, the chat template from the folder that `texts` name, and other files from `base`. The ids of special tokens that are new in the
+/// adapter are added to `config` and to `generation_config.json`.
+pub(super) fn write_merged(
+    writer: &mut CheckpointWriter,
+    mut config: Map<String, Value>,
+    base: &Path,
+    (adapter, texts): (&Path, &Texts),
+) -> Result<()> {
+    let (mut generation, of_adapter) = (generation(base)?, generation(adapter)?);
+    let is_wrapper = ConfigFile::read(base)?.is_wrapper()?;
+    let known: Vec<Value> =
+        [&config, &generation].into_iter().filter_map(|file| file.get(EOS)).flat_map(list).collect();
+    let ends = texts.tokenizer.eos_ids();
+    let mut ids: Vec<(&str, Value)> = SPECIAL
+        .into_iter()
+        .filter_map(|key| Some((key, of_adapter.get(key).filter(|id| generation.get(key) != Some(id))?.clone())))
+        .collect();
+    if ends.iter().any(|id| !known.contains(&json!(id))) {
+        ids.push((EOS, value_of_ids(ends)));
+    }
+    for (key, id) in ids {
+        generation.insert(key.into(), id.clone());
+        // The keys of the text model of a larger model are in a table of their own, which stays as it is.
+        if !is_wrapper {
+            config.insert(key.into(), id);
+        }
+    }
+    writer.file("config.json", |file| file.write(&as_json(config.into())))?;
+    if !generation.is_empty() {
+        writer.file(GENERATION, |file| file.write(&as_json(generation.into())))?;
+    }
+    let keeps_template = texts.template == base;
+    for name in COMPANIONS {
+        let is_of_base = OF_MODEL.contains(name) || keeps_template && name.starts_with("chat_template");
+        copy(writer, if is_of_base { base } else { adapter }, name)?;
+    }
+    // The base may have its template in `tokenizer_config.json`, which comes from the adapter.
+    if keeps_template
+        && !base.join(TEMPLATE).exists()
+        && let Some(template) = ChatTemplate::load(base, None, Clock::Fixed)?
+    {
+        writer.file(TEMPLATE, |file| file.write(template.source().as_bytes()))?;
+    }
+    Ok(())
+}
+
+/// Returns `generation_config.json` of `folder`; empty if there is none.
+fn generation(folder: &Path) -> Result<Map<String, Value>> {
+    let path = folder.join(GENERATION);
+    match path.is_file() {
+        true => Ok(ConfigFile::read(&path)?.values().clone()),
+        false => Ok(Map::new()),
+    }
+}
+
+/// Returns the entries of a list, or the value itself.
+fn list(value: &Value) -> Vec<Value> {
+    value.as_array().cloned().unwrap_or_else(|| vec![value.clone()])
 }
 
 /// Returns `adapter_config.json` for the adapters of `model`, whose base model is in the folder `base`.
@@ -192,9 +260,15 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
         Some((id, commit)) => (json!(id.name), json!(commit)),
         None => (json!(base), Value::Null),
     };
-    let mut saved: BTreeSet<&str> = lora.modules_to_save.iter().map(String::as_str).collect();
+    let mut saved: BTreeSet<String> = match carried.is_wrapper() {
+        true => {
+            let modules = model.description().modules.trainable().into_iter();
+            modules.filter(|module| lora.saves(module)).map(|module| carried.module(module)).collect()
+        }
+        false => lora.modules_to_save.iter().cloned().collect(),
+    };
     let task = if model.config().head.score { "SEQ_CLS" } else { "CAUSAL_LM" };
-    saved.extend(model.config().head.score.then_some(SCORE));
+    saved.extend(model.config().head.score.then_some(SCORE.to_string()));
     as_json(json!({
         "peft_type": "LORA",
         "task_type": task,

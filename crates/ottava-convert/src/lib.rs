@@ -148,7 +148,7 @@ fn write(model: Model, like: Option<&Path>, output: &Path, dtype: DType) -> Resu
     let infos: Vec<_> = infos.collect();
     let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
     match like {
-        Some(like) => write_settings(&mut writer, config, like, like)?,
+        Some(like) => write_settings(&mut writer, config, like)?,
         None => writer.file("config.json", |file| file.write(&as_json(config.into())))?,
     }
     for (name, bytes) in files {

@@ -89,3 +89,13 @@ fn built_in_templates_render_the_published_formats() {
         }
     }
 }
+
+#[test]
+fn gemma_drops_no_system_message() {
+    let gemma = template(BUILT_IN.iter().find(|built_in| built_in.name == "gemma").unwrap().text);
+    let turns = [("system", "Be kind."), ("assistant", "Hello")];
+    for (turns, prompts) in [(&turns[..], false), (&turns[..1], true)] {
+        let error = gemma.render(&chat(turns), prompts).unwrap_err();
+        assert!(error.contains("a system message begins the next turn of the user"), "{error}");
+    }
+}

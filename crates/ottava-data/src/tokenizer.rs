@@ -263,6 +263,18 @@ impl Tokenizer {
         &self.edges.stops
     }
 
+    /// Also ends generated texts at the tokens at which `other` ends them, such as the tokenizer of a base model. Ids that are other tokens here are left
+    /// out.
+    pub fn with_ends_of(mut self, other: &Tokenizer) -> Tokenizer {
+        for &id in other.eos_ids() {
+            let is_same = self.inner.id_to_token(id) == other.inner.id_to_token(id);
+            if is_same && !self.edges.stops.contains(&id) {
+                self.edges.stops.push(id);
+            }
+        }
+        self
+    }
+
     /// Returns the token that pads the rows of a reward model: `pad_token` of `tokenizer_config.json`, else the end of a document, as in TRL.
     pub fn padding_id(&self) -> Option<u32> {
         self.edges.padding.or(self.edges.end)

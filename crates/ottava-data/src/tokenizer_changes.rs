@@ -3,8 +3,8 @@
 //! The changed files are a folder of their own. So every reader of a tokenizer reads them like the files of any model, and checkpoints copy them.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value, json};
 use tokenizers::AddedToken;
@@ -42,8 +42,8 @@ const MAP: &str = "special_tokens_map.json";
 const IDS: [(&str, &str); 3] =
     [("bos_token", "bos_token_id"), ("eos_token", "eos_token_id"), ("pad_token", "pad_token_id")];
 
-/// The number of folders that this process has begun to write.
-static WRITTEN: AtomicU64 = AtomicU64::new(0);
+/// The folder of further chat templates.
+const MORE_TEMPLATES: &str = "additional_chat_templates";
 
 /// Changes to a tokenizer.
 #[derive(Clone, Copy, Debug)]
@@ -65,6 +65,8 @@ pub struct ChangedTokenizer {
     pub folder: PathBuf,
     /// The highest id plus 1.
     pub vocabulary: usize,
+    /// The tokens that were added.
+    pub new_tokens: Vec<String>,
     /// The keys of `config.json` for special tokens that changed, with their ids.
     pub ids: Vec<(&'static str, u32)>,
 }
@@ -80,9 +82,19 @@ impl TokenizerChanges<'_> {
         let source = tokenizer.path().to_path_buf();
         let folder = source.parent().unwrap_or(Path::new(".")).to_path_buf();
         let mut files = read_files(&folder)?;
+        if self.chat_template.is_none() {
+            files.extend(read_templates(&folder)?);
+        }
         let roles = self.roles()?;
+        let starts = tokenizer.start_ids().to_vec();
         let mut inner = tokenizer.into_inner();
         let added = self.added(&roles)?;
+        let mut new_tokens: Vec<String> = Vec::new();
+        for token in added.iter().map(|token| &token.content) {
+            if inner.token_to_id(token).is_none() && !new_tokens.contains(token) {
+                new_tokens.push(token.clone());
+            }
+        }
         if !added.is_empty() {
             let wrong = |reason| Error::Config(format!("[tokenizer]: tokens cannot be added: {reason}"));
             catch_panics(|| inner.add_tokens(added)).map_err(wrong)?;
@@ -91,6 +103,7 @@ impl TokenizerChanges<'_> {
         self.expect_tokens_of_template(&source, &files, &roles, &id_of)?;
 
         let mut config = object(&folder.join(CONFIG))?;
+        expect_start(&source, &config, &roles, &starts, &id_of)?;
         config.insert("added_tokens_decoder".into(), decoder(&inner));
         for (name, token) in &roles {
             config.insert(name.clone(), json!(token));
@@ -115,7 +128,8 @@ impl TokenizerChanges<'_> {
         });
         let ids = ids.collect();
         let highest = inner.get_vocab(true).into_values().max().unwrap_or_default();
-        Ok(ChangedTokenizer { folder: write_files(&files, below)?, vocabulary: highest as usize + 1, ids })
+        let folder = write_files(&files, below)?;
+        Ok(ChangedTokenizer { folder, vocabulary: highest as usize + 1, new_tokens, ids })
     }
 
     /// Returns the special tokens that change, by name. A chat template brings the token that ends a turn, which ends a generated text.
@@ -182,6 +196,44 @@ impl TokenizerChanges<'_> {
     }
 }
 
+/// Errors if the post-processor of the tokenizer writes `starts` before a text, and `roles` name another `bos_token`. transformers would write the old
+/// token.
+fn expect_start(
+    source: &Path,
+    config: &Map<String, Value>,
+    roles: &[(String, String)],
+    starts: &[u32],
+    id_of: &dyn Fn(&str) -> Option<u32>,
+) -> Result<()> {
+    let Some((_, token)) = roles.iter().find(|(name, _)| name == "bos_token") else { return Ok(()) };
+    let is_written = config.get("add_bos_token").is_some_and(Value::is_boolean);
+    match is_written || starts.is_empty() || id_of(token).is_some_and(|id| starts.contains(&id)) {
+        true => Ok(()),
+        false => Err(Error::Config(format!(
+            "`tokenizer.special_tokens` has the bos_token {token:?}, and the post-processor of {} writes other tokens before texts (ids {starts:?}); leave \
+             bos_token out, or change `post_processor` in a copy of this file",
+            source.display()
+        ))),
+    }
+}
+
+/// Reads the files of [`MORE_TEMPLATES`].
+fn read_templates(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
+    let (mut files, folder) = (BTreeMap::new(), folder.join(MORE_TEMPLATES));
+    if !folder.is_dir() {
+        return Ok(files);
+    }
+    for entry in std::fs::read_dir(&folder).map_err(Error::io(&folder))? {
+        let path = entry.map_err(Error::io(&folder))?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        if let Some(name) = name.filter(|name| name.ends_with(".jinja") && path.is_file()) {
+            let bytes = input::read(&path, MAX_FILE_BYTES).map_err(Error::io(&path))?;
+            files.insert(format!("{MORE_TEMPLATES}/{name}"), bytes);
+        }
+    }
+    Ok(files)
+}
+
 /// Reads the files of [`COPIED`].
 fn read_files(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
@@ -223,22 +275,29 @@ fn write_files(files: &BTreeMap<String, Vec<u8>>, below: &Path) -> Result<PathBu
     if folder.is_dir() {
         return Ok(folder);
     }
-    let number = WRITTEN.fetch_add(1, Ordering::Relaxed);
-    let partial = below.join(format!(".tokenizer-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&partial).map_err(Error::io(&partial))?;
-    for (name, bytes) in files {
-        let path = partial.join(name);
-        std::fs::write(&path, bytes).map_err(Error::io(&path))?;
-    }
-    let moved = std::fs::rename(&partial, &folder);
-    // Another rank may have written the same folder meanwhile.
-    if moved.is_err() {
+    // Processes of other machines, which may have the same number, write into the same folder.
+    let partial = below.join(format!(".tokenizer-{:016x}", RandomState::new().hash_one(std::process::id())));
+    let written =
+        write_all(files, &partial).and_then(|()| std::fs::rename(&partial, &folder).map_err(Error::io(&folder)));
+    if written.is_err() {
         let _ = std::fs::remove_dir_all(&partial);
     }
-    match moved {
-        Err(error) if !folder.is_dir() => Err(Error::io(&folder)(error)),
+    match written {
+        // Another rank may have written the same folder meanwhile.
+        Err(error) if !folder.is_dir() => Err(error),
         Ok(()) | Err(_) => Ok(folder),
     }
+}
+
+/// Writes the files into the new folder `folder`.
+fn write_all(files: &BTreeMap<String, Vec<u8>>, folder: &Path) -> Result<()> {
+    for (name, bytes) in files {
+        let path = folder.join(name);
+        let parent = path.parent().unwrap_or(folder);
+        std::fs::create_dir_all(parent).map_err(Error::io(parent))?;
+        std::fs::write(&path, bytes).map_err(Error::io(&path))?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

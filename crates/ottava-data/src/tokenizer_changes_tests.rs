@@ -50,6 +50,8 @@ fn added_tokens_get_the_ids_after_the_vocabulary() {
     assert_eq!(config["added_tokens_decoder"][ids[3].to_string()]["content"], "<|im_end|>");
     assert_eq!(config["added_tokens_decoder"][ids[3].to_string()]["special"], true);
     assert!(changed.ids.is_empty());
+    let new: Vec<&str> = changed.new_tokens.iter().map(String::as_str).filter(|token| *token != "and").collect();
+    assert_eq!((new, changed.new_tokens.len() as u32), (vec!["<tool>", "<|im_start|>", "<|im_end|>"], ids[3] - 4095));
     // The same changes are the same folder; changes of a changed tokenizer change nothing.
     assert_eq!(changes.write(source.path(), below.path()).unwrap(), changed);
     assert_eq!(changes.write(&changed.folder, below.path()).unwrap().vocabulary, changed.vocabulary);
@@ -88,6 +90,48 @@ fn a_chat_template_brings_its_end_of_turn() {
     let config = read(&changed, "tokenizer_config.json");
     assert_eq!((&config["eos_token"], config.get("chat_template")), (&Value::from("<|im_end|>"), None));
     assert_eq!(changed.ids, [("eos_token_id", 4097)]);
+}
+
+#[test]
+fn further_chat_templates_are_copied_unless_a_built_in_template_replaces_all() {
+    let (source, below) = (folder(&[("chat_template.jinja", "default")]), tempfile::tempdir().unwrap());
+    let more = source.path().join("additional_chat_templates");
+    std::fs::create_dir(&more).unwrap();
+    std::fs::write(more.join("rag.jinja"), "with documents").unwrap();
+    let tokens = strings(&["<|im_start|>", "<|im_end|>"]);
+    let changes = TokenizerChanges { added_special_tokens: &tokens, ..NONE };
+    let rag = |changes: TokenizerChanges| {
+        let folder = changes.write(source.path(), below.path()).unwrap().folder;
+        std::fs::read_to_string(folder.join("additional_chat_templates/rag.jinja")).ok()
+    };
+    assert_eq!(rag(changes).as_deref(), Some("with documents"));
+    assert_eq!(rag(TokenizerChanges { chat_template: BuiltInTemplate::find("chatml"), ..changes }), None);
+}
+
+#[test]
+fn a_beginning_that_the_post_processor_writes_stays_as_it_is() {
+    let bos = |token: &str| [("bos_token".to_string(), token.to_string())];
+    let (source, below) = (folder(&[]), tempfile::tempdir().unwrap());
+    let write = |token: &str| {
+        let names = bos(token);
+        TokenizerChanges { special_tokens: &names, ..NONE }.write(source.path(), below.path()).map(drop)
+    };
+    write("<|begin|>").unwrap();
+    let path = source.path().join("tokenizer.json");
+    let mut file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    file["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    });
+    std::fs::write(&path, file.to_string()).unwrap();
+    write("<|endoftext|>").unwrap();
+    let error = write("<|begin|>").unwrap_err().to_string();
+    assert!(error.contains("the bos_token \"<|begin|>\"") && error.contains("(ids [0])"), "{error}");
+    // This key replaces the beginning that the post-processor writes.
+    std::fs::write(source.path().join("tokenizer_config.json"), r#"{"add_bos_token": true}"#).unwrap();
+    write("<|begin|>").unwrap();
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl RunConfig {
         resolve(&mut self)?;
         let mut config = self.with_adapter()?;
         resolve(&mut config)?;
-        config.with_tokenizer()
+        config.with_texts_of_adapter()?.with_tokenizer()
     }
 
     /// Reads the file as [`RunConfig::load`] does, and does not replace names of remote models and data.

@@ -235,7 +235,7 @@ impl RunConfig {
         self.shape_student(&mut sizes, file)?;
         sizes.lora = self.lora.adapters();
         if sizes.lora.is_some() {
-            TokenizerConfig::expect_trained_rows(&sizes, &decoder_config(&ConfigFile::read(&self.model.path)?)?)?;
+            self.tokenizer.expect_trained_rows(&sizes, &decoder_config(&ConfigFile::read(&self.model.path)?)?)?;
         }
         sizes.embedding.noise = self.training.neftune_noise_alpha;
         Ok(with_experts_of(sizes, &self.model.path).with_adapters_beside_experts())

@@ -25,10 +25,14 @@ pub struct TokenizerConfig {
     /// "" keeps the template of the folder. The token that ends a turn becomes the eos_token.
     pub chat_template: String,
     /// Rows of embedding and head are padded to a multiple of this number; 1 adds no padding.
+    #[schemars(range(min = 1))]
     pub pad_vocab_to_multiple_of: usize,
     /// The changed files of the tokenizer, once they are written.
     #[serde(skip)]
     pub changed: Option<ChangedTokenizer>,
+    /// The rows of the embedding of the adapter that the run starts from; 0 if the run starts from no adapter, or if the base has as many.
+    #[serde(skip)]
+    pub rows_of_adapter: usize,
 }
 
 impl Default for TokenizerConfig {
@@ -40,6 +44,7 @@ impl Default for TokenizerConfig {
             chat_template: String::new(),
             pad_vocab_to_multiple_of: 1,
             changed: None,
+            rows_of_adapter: 0,
         }
     }
 }
@@ -89,12 +94,13 @@ impl TokenizerConfig {
     ///
     /// Errors with [`Error::Model`] if the rows cannot change: in a vision-language folder, or beside per-layer embeddings.
     pub(super) fn apply(&self, file: ConfigFile) -> Result<ConfigFile> {
-        if !self.changes() && self.pad_vocab_to_multiple_of == 1 {
+        if !self.changes() && self.pad_vocab_to_multiple_of == 1 && self.rows_of_adapter == 0 {
             return Ok(file);
         }
         let sizes = decoder_config(&file)?;
         let tokens = self.changed.as_ref().map_or(0, |changed| changed.vocabulary);
-        let rows = tokens.max(sizes.vocabulary).next_multiple_of(self.pad_vocab_to_multiple_of);
+        let rows =
+            tokens.max(sizes.vocabulary).max(self.rows_of_adapter).next_multiple_of(self.pad_vocab_to_multiple_of);
         let mut values = file.values().clone();
         if rows != sizes.vocabulary {
             if file.is_wrapper()? || sizes.embedding.of_layers.is_some() {
@@ -112,23 +118,61 @@ impl TokenizerConfig {
         Ok(file.with_values(values))
     }
 
-    /// Errors with [`Error::Config`] if adapters would leave new rows of embedding and head as they are. `sizes` are the sizes of the run, and
-    /// `of_folder` the sizes of the model's folder.
-    pub(super) fn expect_trained_rows(sizes: &DecoderConfig, of_folder: &DecoderConfig) -> Result<()> {
+    /// Returns whether the run has tokens or rows of the embedding that its model folder does not have.
+    pub fn adds_rows(&self) -> bool {
+        self.pad_vocab_to_multiple_of > 1 || self.changed.as_ref().is_some_and(|changed| !changed.new_tokens.is_empty())
+    }
+
+    /// Errors with [`Error::Config`] if adapters would leave the rows of new tokens as they are, also of tokens whose rows the folder has. `sizes` are the
+    /// sizes of the run, and `of_folder` the sizes of the model's folder. A reward model has no head with a row for each token.
+    pub(super) fn expect_trained_rows(&self, sizes: &DecoderConfig, of_folder: &DecoderConfig) -> Result<()> {
+        let Some(lora) = &sizes.lora else { return Ok(()) };
         let names = sizes.stream.names;
-        let modules = [names.embedding, names.head];
-        let lacks = |lora: &&ottava_recipe::lora::Lora| modules.iter().any(|module| !lora.saves(module));
-        match sizes.lora.as_ref().filter(lacks).filter(|_| sizes.vocabulary != of_folder.vocabulary) {
-            None => Ok(()),
-            Some(_) => {
-                let last = modules.map(|module| format!("\"{}\"", ottava_recipe::lora::last_name(module)));
-                Err(Error::Config(format!(
-                    "[tokenizer] adds {} rows to embedding and head, which are frozen beside adapters; set `lora.modules_to_save = [{}]`, or use tokens \
-                     that the tokenizer has",
-                    sizes.vocabulary - of_folder.vocabulary,
-                    last.join(", ")
-                )))
-            }
+        let modules = if sizes.head.score { &[names.embedding][..] } else { &[names.embedding, names.head] };
+        let new = self.changed.as_ref().map_or(&[][..], |changed| &changed.new_tokens);
+        let rows = sizes.vocabulary - of_folder.vocabulary;
+        if modules.iter().all(|module| lora.saves(module)) || rows == 0 && new.is_empty() {
+            return Ok(());
         }
+        let last: Vec<_> =
+            modules.iter().map(|module| format!("\"{}\"", ottava_recipe::lora::last_name(module))).collect();
+        let what = match new {
+            [] => format!("{rows} rows"),
+            [first, ..] => format!("{} tokens such as {first:?}", new.len()),
+        };
+        Err(Error::Config(format!(
+            "[tokenizer] adds {what} to embedding and head, which are frozen beside adapters; set `lora.modules_to_save = [{}]`, or use tokens that the tokenizer has",
+            last.join(", ")
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ottava_recipe::lora::Lora;
+    use std::path::Path;
+
+    #[test]
+    fn new_tokens_of_a_reward_model_need_the_embedding_alone() {
+        let shape = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/models/llama-110m.json");
+        let mut sizes = decoder_config(&ConfigFile::read(&shape).unwrap()).unwrap();
+        let changed = ChangedTokenizer {
+            folder: "tokens".into(),
+            vocabulary: sizes.vocabulary,
+            new_tokens: vec!["<x>".into()],
+            ids: Vec::new(),
+        };
+        let tokens = TokenizerConfig { changed: Some(changed), ..TokenizerConfig::default() };
+        let of_folder = sizes.clone();
+        sizes.lora = Some(Lora { modules_to_save: vec!["embed_tokens".into()], ..Lora::of_no_linear() });
+        let check = |sizes: &DecoderConfig| tokens.expect_trained_rows(sizes, &of_folder);
+        let error = check(&sizes).unwrap_err().to_string();
+        assert!(error.contains("`lora.modules_to_save = [\"embed_tokens\", \"lm_head\"]`"), "{error}");
+        sizes.head.score = true;
+        check(&sizes).unwrap();
+        sizes.lora = Some(Lora::of_no_linear());
+        let error = check(&sizes).unwrap_err().to_string();
+        assert!(error.contains("`lora.modules_to_save = [\"embed_tokens\"]`"), "{error}");
     }
 }

@@ -16,12 +16,13 @@ impl RunConfig {
     }
 
     /// Writes the files of the changed tokenizer into the folder of the prepared tokens, if `[tokenizer]` changes the tokenizer. A tokenizer that does
-    /// not exist here is reported by the command that reads it.
+    /// not exist here is reported by the command that reads it. A `config.json` as the model has no tokenizer, so a plan of it has no new tokens.
     ///
     /// Has the errors of [`TokenizerChanges::write`].
     pub(super) fn with_tokenizer(mut self) -> Result<RunConfig> {
         let source = self.model.tokenizer_path();
-        if !self.tokenizer.changes() || !source.exists() {
+        let is_shape = self.model.path.is_file() && self.model.tokenizer.as_os_str().is_empty();
+        if !self.tokenizer.changes() || is_shape || !source.exists() {
             return Ok(self);
         }
         let TokenizerConfig {

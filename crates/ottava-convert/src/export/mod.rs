@@ -103,7 +103,7 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
             writer.file(name, |file| file.write(&as_json(value)))?;
         }
     }
-    write_settings(&mut writer, config, &source.path, &source.path)?;
+    write_settings(&mut writer, config, &source.path)?;
     // The parts of a fused linear are consecutive, so their codes are cast once.
     let mut last: Option<(usize, Codes)> = None;
     write_model(&mut writer, &infos, source.weights.carried(), MAX_FILE_BYTES, |info| {

@@ -204,7 +204,8 @@ impl DataSets {
             let text = ottava_common::input::read_text(&folder.join("dataset_info.json"), MAX_INFO_BYTES).ok()?;
             Some((folder, serde_json::from_str::<Map<String, Json>>(&text).ok()?))
         });
-        let mut sets = Vec::new();
+        let (mut sets, mut texts) = (Vec::new(), Vec::new());
+        let is_of_texts = table.get("stage").is_some_and(|stage| stage == "pt");
         for name in names.split(',').map(str::trim) {
             let Some((folder, info)) = &info else {
                 self.refuse(path, &format!("`{name}` is a name in dataset_info.json, which is not in {folder}; name its file in `train_files` under [data]"));
@@ -219,11 +220,20 @@ impl DataSets {
             match file {
                 Some(file) => {
                     let entry = info.get(name).and_then(Json::as_object);
-                    entry.into_iter().for_each(|entry| self.fields.llama_factory(entry));
+                    entry.into_iter().for_each(|entry| self.fields.llama_factory(entry, is_of_texts));
+                    texts.extend(entry.and_then(|entry| entry.get("columns")?.get("prompt")?.as_str()));
                     sets.push(Set { name: stem(name), files: vec![file], share: None });
                 }
                 None => self.refuse(path, &format!("`{name}` has neither `file_name` nor `hf_hub_url` in {}; download it and name its file in `train_files` under [data]", folder.join("dataset_info.json").display())),
             }
+        }
+        texts.dedup();
+        match texts.as_slice() {
+            [field] if is_of_texts => self.set("data.records.text_field", Value::String(field.to_string())),
+            [_, _, ..] if is_of_texts => {
+                self.refuse(path, "the texts of these data sets have fields of several names, and `text_field` is one name; rename them");
+            }
+            _ => {}
         }
         match table.get("mix_strategy").and_then(Json::as_str) {
             Some(strategy) if path == "dataset" && strategy != "concat" => {

@@ -64,6 +64,10 @@ impl Trainer {
                 "parallel.communication.collective_timeout",
                 Value::Integer(value.as_integer()?.min(LONGEST_TIMEOUT)),
             )),
+            // TRL's own default is BF16; without both switches it trains in F32.
+            (Trainer::Trl, "bf16", Some(false)) if table.get("fp16").is_none_or(|fp16| fp16 != true) => {
+                Some(("precision.recipe", Value::String("fp32".into())))
+            }
             (Trainer::Axolotl, "batch_size", _) => Some(("training.global_batch_size", value.clone())),
             (Trainer::Axolotl | Trainer::LlamaFactory | Trainer::Trl, "packing" | "sample_packing", Some(true)) => {
                 Some(("data.packing", Value::String("bfd".into())))
@@ -115,6 +119,10 @@ impl Trainer {
             defaults.retain(|(path, _)| *path != "data.packing");
             defaults.push(("data.packing", "\"wrapped\""));
         }
+        // TRL counts all tokens of `messages`, unless `assistant_only_loss` is set.
+        if self == Trainer::Trl && is_of_texts(table) {
+            defaults.push(("data.train_on_inputs", "true"));
+        }
         if self == Trainer::Trl && has_teacher(table) {
             defaults.push(("distillation.lmbda", "0.5"));
         }
@@ -125,6 +133,11 @@ impl Trainer {
             defaults.extend([("optimizer.weight_decay", "0.0"), ("optimizer.beta2", "0.999")]);
         }
         let mut defaults: Vec<_> = defaults.into_iter().map(|(path, value)| (path, value.to_string())).collect();
+        if matches!(self, Trainer::LlamaFactory | Trainer::Trl) && evaluates_by_steps(table) {
+            let default = if self == Trainer::Trl { 10 } else { 500 };
+            let steps = table.get("logging_steps").map_or(Some(default), Json::as_u64);
+            defaults.extend(steps.map(|steps| ("evaluation.eval_steps", steps.to_string())));
+        }
         if self == Trainer::LlamaFactory && table.get("finetuning_type").is_none_or(|kind| kind == "lora") {
             let rank = table.get("lora_rank").and_then(Json::as_u64).unwrap_or(8);
             defaults.extend([("lora.r", rank.to_string()), ("lora.lora_alpha", format!("{}.0", 2 * rank))]);
@@ -156,6 +169,17 @@ fn of_objective(key: &str, table: &Map<String, Json>) -> Option<&'static str> {
 /// Whether a file of TRL is of its GKDTrainer.
 fn has_teacher(table: &Map<String, Json>) -> bool {
     table.contains_key("teacher_model_name_or_path")
+}
+
+/// Whether a file evaluates every `eval_steps`, whose default is `logging_steps`.
+fn evaluates_by_steps(table: &Map<String, Json>) -> bool {
+    ["eval_strategy", "evaluation_strategy"].iter().any(|key| table.get(*key).is_some_and(|choice| choice == "steps"))
+}
+
+/// Whether a file of TRL is of its SFTTrainer.
+fn is_of_texts(table: &Map<String, Json>) -> bool {
+    let of_others = ["num_generations", "reward_funcs", "reward_model"].iter().any(|key| table.contains_key(*key));
+    !of_others && !has_teacher(table) && !is_of_preferences(table)
 }
 
 /// Whether a file of TRL is of its DPOTrainer, CPOTrainer, ORPOTrainer or KTOTrainer.

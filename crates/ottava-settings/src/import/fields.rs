@@ -71,10 +71,12 @@ impl Fields {
         true
     }
 
-    /// Adds what an entry of LLaMA-Factory's `dataset_info.json` says.
-    pub(super) fn llama_factory(&mut self, entry: &Map<String, Json>) {
+    /// Adds what an entry of LLaMA-Factory's `dataset_info.json` says. With `texts`, the column `prompt` has whole texts, which have a key of their own.
+    pub(super) fn llama_factory(&mut self, entry: &Map<String, Json>, texts: bool) {
         let table = |key: &str| entry.get(key).and_then(Json::as_object);
-        for (column, theirs) in table("columns").into_iter().flatten() {
+        for (column, theirs) in
+            table("columns").into_iter().flatten().filter(|(column, _)| !texts || *column != "prompt")
+        {
             if let Some((_, ours)) = LLAMA_FACTORY.iter().find(|(name, _)| name == column) {
                 self.field(ours, theirs);
             }

@@ -7,6 +7,8 @@ mod fields;
 mod policy;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trainer_tests;
 
 use crate::names::{self, Known};
 use crate::words::{self, Translation};
@@ -60,6 +62,7 @@ pub fn import(path: &Path) -> Result<Imported> {
         refused: Vec::new(),
         needless: Vec::new(),
         objective: None,
+        deferred: Vec::new(),
         policy,
     };
     import.table(&yaml.table, "");
@@ -67,6 +70,8 @@ pub fn import(path: &Path) -> Result<Imported> {
     import.leave_out_smoothing();
     import.name_wandb();
     import.add_policy();
+    import.add_defaults();
+    import.add_deferred();
     match import.objective {
         // Without the key, the run would train something else.
         Some(note) => {
@@ -104,6 +109,8 @@ struct Import<'a> {
     needless: Vec<String>,
     /// Why the objective of the run is not translated.
     objective: Option<String>,
+    /// Settings that are valid beside other settings only, each with its path in the file and what is wrong with it alone.
+    deferred: Vec<(String, Setting, String)>,
     /// What the trainer's keys of reinforcement learning say.
     policy: Option<(&'static Dialect, Reader)>,
 }
@@ -162,7 +169,9 @@ impl Import<'_> {
         let Ok(value) = Value::try_from(value) else {
             return self.refuse(path, "a list with a gap is not translated");
         };
-        if value.as_str() == Some("") {
+        // DeepSpeed leaves these values to the program that uses it.
+        let is_open = self.trainer == Trainer::DeepSpeed && value.as_str() == Some("auto");
+        if value.as_str() == Some("") || is_open {
             return;
         }
         match self.policy.as_ref().map(|(dialect, reader)| (dialect.find(path, reader), reader.value_of(path))) {
@@ -186,12 +195,14 @@ impl Import<'_> {
         let parent = path.rsplit_once('.').map(|(table, _)| table);
         match words::translate(path, &value) {
             Some(translation) => self.translated(path, translation),
-            None => match self.known.path_of(last) {
-                Some(ours) => self.add(path, &ours, value),
-                None => match parent.and_then(|table| words::translate(table, &value)) {
-                    Some(Translation::Refused(reason)) => self.refuse(path, reason),
-                    Some(Translation::Needless(reason)) => self.not_needed(path, reason),
-                    _ => self.refuse(path, "this key is not known"),
+            // The reason of a table counts more than a key of ours with the same last part.
+            None => match parent.and_then(|table| words::translate(table, &value)) {
+                Some(Translation::Refused(reason)) => self.refuse(path, reason),
+                Some(Translation::Needless(reason)) => self.not_needed(path, reason),
+                _ => match self.known.path_of(last).filter(|_| !parent.is_some_and(|table| table.ends_with("_kwargs")))
+                {
+                    Some(ours) => self.add(path, &ours, value),
+                    None => self.refuse(path, "this key is not known"),
                 },
             },
         }
@@ -255,7 +266,11 @@ impl Import<'_> {
             value = Value::Integer(number as i64);
         }
         if let Some(reason) = self.known.mistake(ours, &value) {
-            return self.refuse(path, &reason);
+            let setting = Setting { path: ours.to_string(), value, comment: String::new() };
+            return match ours == OBJECTIVE {
+                true => self.refuse(path, &reason),
+                false => self.deferred.push((path.to_string(), setting, reason)),
+            };
         }
         let is_fp8 = |value: &Value| value.as_str().is_some_and(|recipe| recipe.starts_with("fp8"));
         if let Some(before) = self.ours.iter_mut().find(|setting| setting.path == ours) {
@@ -369,7 +384,8 @@ impl Import<'_> {
         refused.iter().for_each(|(path, reason)| self.refuse(path, reason));
     }
 
-    fn finish(mut self) -> Imported {
+    /// Adds the defaults of the trainer.
+    fn add_defaults(&mut self) {
         let own = policy::dialect(self.trainer, &self.yaml.table).map_or(&[][..], |dialect| dialect.defaults);
         let own = own.iter().map(|(path, text)| (*path, text.to_string()));
         for (path, text) in own.chain(self.trainer.defaults(&self.yaml.table)) {
@@ -380,7 +396,33 @@ impl Import<'_> {
                 self.ours.push(Setting { path: path.into(), value, comment });
             }
         }
+    }
+
+    /// Adds the settings that are valid beside the others, and refuses the rest.
+    fn add_deferred(&mut self) {
+        for (path, setting, reason) in std::mem::take(&mut self.deferred) {
+            let problems = |more: Option<&Setting>| {
+                let mut table = Table::new();
+                for Setting { path, value, .. } in self.ours.iter().chain(more) {
+                    paths::insert(&mut table, path, value.clone()).ok()?;
+                }
+                Some(table.try_into::<RunConfig>().ok()?.problems())
+            };
+            let is_new = self.ours.iter().all(|other| other.path != setting.path);
+            match (problems(None), problems(Some(&setting))) {
+                (Some(before), Some(after)) if is_new => match after.iter().find(|problem| !before.contains(problem)) {
+                    None => self.ours.push(setting),
+                    Some(problem) => self.refuse(&path, &refused(&setting.path, &setting.value, problem)),
+                },
+                _ => self.refuse(&path, &reason),
+            }
+        }
+    }
+
+    fn finish(mut self) -> Imported {
         self.refuse_other_variants();
+        let is_written = |setting: &Setting| keys::find(&setting.path).is_some();
+        debug_assert!(self.ours.iter().all(is_written), "each setting has a key");
         let path = comment(&self.path.display().to_string());
         let mut toml = format!("# Translated from {path} of {} by `ottava import`.\n", self.trainer.name());
         for (title, list) in [("Not translated", &self.refused), ("Not needed", &self.needless)] {
@@ -428,6 +470,11 @@ fn tables(Setting { path, value, comment }: &Setting) -> String {
     toml
 }
 
+/// Why the key `path` of ours does not get `value`.
+fn refused(path: &str, value: &Value, reason: &str) -> String {
+    format!("{} is refused: {reason}", names::line(path, value))
+}
+
 impl Known {
     /// The only path whose last part is `name`.
     fn path_of(&self, name: &str) -> Option<String> {
@@ -464,6 +511,6 @@ impl Known {
                 config.problems().into_iter().find(|problem| !before.contains(problem))?
             }
         };
-        Some(format!("{} is refused: {reason}", names::line(path, value)))
+        Some(refused(path, value, &reason))
     }
 }

@@ -2,7 +2,7 @@ use super::*;
 use crate::{Adamw, Algorithm, TrackerKind, Warmup};
 
 /// Imports `text` from a file of this name, beside `files`.
-fn imported(name: &str, text: &str, files: &[(&str, &str)]) -> (Imported, RunConfig) {
+pub(super) fn imported(name: &str, text: &str, files: &[(&str, &str)]) -> (Imported, RunConfig) {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files.iter().chain([&(name, text)]) {
         let path = folder.path().join(name);
@@ -281,7 +281,11 @@ fn tokens_and_templates_are_translated() {
     let factory = "model_name_or_path: m\nmax_steps: 9\nstage: sft\nadd_special_tokens: <a>,<b>\ntemplate: qwen3\n";
     let (imported, config) = super::tests::imported("run.yaml", factory, &[]);
     assert_eq!(config.tokenizer.added_special_tokens, ["<a>", "<b>"]);
-    assert!(imported.refused.join("\n").contains("built-in templates are \"chatml\""), "{:?}", imported.refused);
+    assert!(
+        imported.refused.join("\n").contains("instruct models of this family have this template"),
+        "{:?}",
+        imported.refused
+    );
     let trl = "model_name_or_path: m\ndataset_name: d.jsonl\nmax_steps: 9\neos_token: <e>\n";
     let (_, config) = super::tests::imported("run.yaml", trl, &[]);
     assert_eq!(config.tokenizer.special_tokens.0, [("eos_token".to_string(), "<e>".to_string())]);

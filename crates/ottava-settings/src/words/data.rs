@@ -276,10 +276,14 @@ pub(super) const ROWS: &[Row] = &[
                 ("jinja", Never(OWN_TEMPLATE)),
                 ("phi_3", As("\"phi3\"")),
                 ("phi_35", As("\"phi3\"")),
+                ("qwen3", Never(OF_FAMILY)),
+                ("qwen_25", Never(OF_FAMILY)),
+                ("gemma3", Never(OF_FAMILY)),
+                ("llama4", Never(OF_FAMILY)),
             ],
         ),
     ),
-    ("template", Values("tokenizer.chat_template", &[("phi", As("\"phi3\""))])),
+    ("template", Values("tokenizer.chat_template", TEMPLATES)),
     ("chat_template_jinja", Not(OWN_TEMPLATE)),
     ("default_system", Not("write the system message into the records")),
     ("default_system_message", Not("write the system message into the records")),
@@ -319,6 +323,22 @@ const TOKENIZER: &str =
 const FROM_CONFIG: &str = "the family comes from config.json";
 const MODEL_CONFIG: &str = "change config.json in the model folder";
 const LOCAL: &str = "models and data are read where `model.path` and `data.train_files` name them: local paths, or names of the Hub with @REVISION; the token is HF_TOKEN, and the cache is HF_HUB_CACHE";
+/// Templates of LLaMA-Factory.
+const TEMPLATES: &[(&str, Answer)] = &[
+    ("phi", As("\"phi3\"")),
+    ("qwen", Never(OF_FAMILY)),
+    ("qwen3", Never(OF_FAMILY)),
+    ("qwen3_nothink", Never(OF_FAMILY)),
+    ("qwen2_vl", Never(OF_FAMILY)),
+    ("gemma2", Never(OF_FAMILY)),
+    ("gemma3", Never(OF_FAMILY)),
+    ("llama4", Never(OF_FAMILY)),
+    ("mistral", Never(OF_FAMILY)),
+    ("deepseek3", Never(OF_FAMILY)),
+    ("glm4", Never(OF_FAMILY)),
+    ("phi4", Never(OF_FAMILY)),
+];
+const OF_FAMILY: &str = "instruct models of this family have this template in their folder, and the run uses it; for a base model, name a file with the template in `chat_template_path` under [data.chat]";
 const OWN_TEMPLATE: &str = "write the template into a file and name it in `chat_template_path` under [data.chat]";
 const FREEZE: &str = "single weights cannot be frozen or thawed; a run trains all of them, or adapters ([lora])";
 const STAGES: &str = "of preferences, runs train the losses of TRL's DPOTrainer, CPOTrainer, ORPOTrainer and KTOTrainer and reward models, as docs/preferences.md lists them; others are not implemented";

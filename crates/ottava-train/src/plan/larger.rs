@@ -41,6 +41,10 @@ fn adapters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
     if config.run.lora.r > 0 || config.run.model.init == WeightInit::Random || sizes.lora.is_some() {
         return Ok(None);
     }
+    // Beside adapters, the rows of new tokens would be frozen.
+    if config.run.tokenizer.adds_rows() {
+        return Ok(None);
+    }
     for policy in policies(config) {
         let mut changed = config.clone();
         (changed.run.lora.r, changed.recompute) = (RANK, policy);

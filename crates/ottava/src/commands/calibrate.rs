@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 use ottava_checkpoint::{WeightFiles, verify_model, with_experts_of};
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result};
+use ottava_data::Tokenizer;
 use ottava_models::{ConfigFile, Decoder, decoder_config, language_model_config};
 use ottava_recipe::param::Purpose;
 use ottava_recipe::{Precision, RecipeName};
@@ -69,7 +70,7 @@ impl Calibrate {
         let (mut model, weights, tokenizer, seq_len) = with_model(&self.model, |folder| {
             verify_model(folder)?;
             let config = ConfigFile::read(folder)?;
-            let (tokenizer, seq_len) = self.text.fit(folder, &decoder_config(&config)?)?;
+            let (tokenizer, seq_len) = self.text.fit(Tokenizer::load(folder)?, &decoder_config(&config)?)?;
             let (run, _) = RunConfig::saved_in(folder)?.unwrap_or_default();
             // Linears that the run kept in BF16 stay in BF16.
             let mut precision = Precision { recipe: RecipeName::Fp8Current, ..run.precision };

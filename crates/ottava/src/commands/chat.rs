@@ -7,6 +7,7 @@ use super::newest::{base_of_adapter, with_model};
 use crate::output::{ignore_signals, stop_answers_on_signals};
 use crate::ranks::RankArgs;
 use clap::Args;
+use ottava_checkpoint::Texts;
 use ottava_common::{Error, Result, interrupt};
 use ottava_data::{Chat, ChatTemplate, Clock, Tokenizer};
 use ottava_engine::complete;
@@ -77,8 +78,8 @@ impl ChatCommand {
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = self.how.sizes(&config)?;
-            let texts = self.how.texts(folder, &sizes)?;
-            let (tokenizer, template) = (Tokenizer::load(&texts)?, chat_template(&texts, kwargs.clone())?);
+            let Texts { tokenizer, template } = self.how.texts(folder, &sizes)?;
+            let template = chat_template(&template, kwargs.clone())?;
             let model = self.how.load(folder, &config, self.capacity(&sizes), &ranks)?;
             let draft = self.decoding.draft(&self.how, &tokenizer, self.capacity(&sizes), &ranks)?;
             Ok(((model, draft), folder.to_path_buf(), tokenizer, template, sizes))

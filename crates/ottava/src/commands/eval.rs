@@ -9,6 +9,7 @@ use clap::Args;
 use ottava_checkpoint::verify_model;
 use ottava_common::{Error, Result};
 use ottava_convert::export::Source;
+use ottava_data::Tokenizer;
 use ottava_models::{ConfigFile, Decoder, decoder_config, pad_token, reward_model};
 use ottava_parallel::Partition;
 use ottava_recipe::RecipeName;
@@ -97,7 +98,7 @@ impl Eval {
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = self.how.sizes(&config)?;
-            let (tokenizer, seq_len) = self.text.fit(&self.how.texts(folder, &sizes)?, &sizes)?;
+            let (tokenizer, seq_len) = self.text.fit(self.how.texts(folder, &sizes)?.tokenizer, &sizes)?;
             Ok((self.how.load_any(folder, &config, seq_len, &ranks)?, config, tokenizer, seq_len))
         });
         let (mut model, config, tokenizer, seq_len) = ranks.together(loaded)?;
@@ -160,7 +161,7 @@ impl Eval {
         let (results, cut) = with_model(&self.model, |folder| {
             verify_model(folder)?;
             let source = Source::open(folder)?;
-            let (tokenizer, seq_len) = self.text.fit(folder, &decoder_config(&source.config)?)?;
+            let (tokenizer, seq_len) = self.text.fit(Tokenizer::load(folder)?, &decoder_config(&source.config)?)?;
             let tokens = self.text.tokenize(&tokenizer)?;
             tokens.expect_text()?;
             let cut = tokens.batches(seq_len, self.stride)?.cut;

@@ -8,6 +8,7 @@ use super::prompts::{Prompt, read_prompts};
 use crate::output::{Meter, print_json};
 use crate::ranks::RankArgs;
 use clap::Args;
+use ottava_checkpoint::Texts;
 use ottava_common::{Error, Result};
 use ottava_data::{Chat, Tokenizer};
 use ottava_engine::{Completion, TextRequest, complete};
@@ -80,9 +81,8 @@ impl Generate {
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = self.how.sizes(&config)?;
-            let texts = self.how.texts(folder, &sizes)?;
-            let tokenizer = Tokenizer::load(&texts)?;
-            let prompts = self.tokenize(&prompts, &texts, &tokenizer)?;
+            let Texts { tokenizer, template } = self.how.texts(folder, &sizes)?;
+            let prompts = self.tokenize(&prompts, &template, &tokenizer)?;
             // Positions beyond the longest request would only cost memory.
             let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(1);
             let most = sizes.context();

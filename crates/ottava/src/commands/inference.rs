@@ -5,9 +5,8 @@ use super::newest::with_checkpoint;
 use super::sampling_flags::SamplingFlags;
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
-use ottava_checkpoint::{AdapterFolder, verify_model};
+use ottava_checkpoint::{AdapterFolder, Texts, verify_model};
 use ottava_common::{Error, Result, interrupt};
-use ottava_data::Tokenizer;
 use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest};
 use ottava_models::{
     Adapters, ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model,
@@ -208,13 +207,12 @@ impl Inference {
         Ok(DecoderConfig { vocabulary, ..sizes })
     }
 
-    /// Returns the folder with the tokenizer and the chat template for the model of `folder`: the folder of the adapter if it has a tokenizer that fits
-    /// the vocabulary of `sizes`, else `folder`.
-    pub fn texts(&self, folder: &Path, sizes: &DecoderConfig) -> Result<PathBuf> {
-        let Some(adapter) = &self.adapter else { return Ok(folder.to_path_buf()) };
-        let own = with_checkpoint(adapter, |folder| Ok(folder.to_path_buf()))?;
-        let fits = own.join("tokenizer.json").is_file() && Tokenizer::load(&own)?.check_fits(sizes.vocabulary).is_ok();
-        Ok(if fits { own } else { folder.to_path_buf() })
+    /// Returns the tokenizer and the folder of the chat template for the model of `folder`, whose sizes are `sizes`, with the adapter.
+    pub fn texts(&self, folder: &Path, sizes: &DecoderConfig) -> Result<Texts> {
+        match &self.adapter {
+            None => Texts::of(folder, None, sizes.vocabulary),
+            Some(adapter) => with_checkpoint(adapter, |own| Texts::of(folder, Some(own), sizes.vocabulary)),
+        }
     }
 
     /// Returns options with the same device, for another folder with its own recipe.

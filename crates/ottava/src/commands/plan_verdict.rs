@@ -30,7 +30,9 @@ impl Checked {
         let kinds = kinds(files, formattings);
         if config.model.path.is_file() && config.model.tokenizer.as_os_str().is_empty() {
             let edges = "the tokens that begin and end documents are not known without a tokenizer".into();
-            let data = format!("{kinds}; not checked, since the model is a config.json without a tokenizer");
+            let data = format!(
+                "{kinds}; not checked, since the model is a config.json without a tokenizer; new tokens of [tokenizer] are not counted"
+            );
             return Ok(Checked { edges, steps_of_epochs: None, data });
         }
         let tokenizer = Tokenizer::load(config.tokenizer_path())?;

@@ -7,8 +7,9 @@ use super::newest::with_model;
 use crate::output::{forward_signals, stop_on_signals};
 use crate::ranks::{RankArgs, Role};
 use clap::{Args, ValueEnum};
+use ottava_checkpoint::Texts;
 use ottava_common::{Error, Result};
-use ottava_data::{ChatTemplate, Clock, Tokenizer};
+use ottava_data::{ChatTemplate, Clock};
 use ottava_engine::{Engine, EngineOptions, LogprobsMode, Pooling, Sampling};
 use ottava_models::{Adapters, ConfigFile, Decoder};
 use ottava_recipe::KvCacheDtype;
@@ -215,9 +216,8 @@ impl Serve {
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
             let sizes = self.how.sizes(&config)?;
-            let texts = self.how.texts(folder, &sizes)?;
-            let (tokenizer, template) =
-                (Tokenizer::load(&texts)?, ChatTemplate::load(&texts, self.chat_template.as_deref(), Clock::Now)?);
+            let Texts { tokenizer, template } = self.how.texts(folder, &sizes)?;
+            let template = ChatTemplate::load(&template, self.chat_template.as_deref(), Clock::Now)?;
             tokenizer.check_fits(sizes.vocabulary)?;
             let most = sizes.context();
             let max_model_len = self.max_length.unwrap_or(most);

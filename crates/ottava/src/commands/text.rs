@@ -10,7 +10,7 @@ use ottava_data::{
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_train::objective::preference::{PreferenceSums, evaluate_rewards};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The maximum number of tokens of a batch.
@@ -118,10 +118,9 @@ impl Cut {
 }
 
 impl Text {
-    /// Loads the tokenizer of a folder, and returns it with the length of sequences of a model of these `sizes`. Errors if sequences are longer than the
-    /// model's positions.
-    pub fn fit(&self, folder: &Path, sizes: &DecoderConfig) -> Result<(Tokenizer, usize)> {
-        let tokenizer = Tokenizer::load(folder)?;
+    /// Returns the tokenizer with the length of sequences of a model of these `sizes`. Errors if the tokenizer does not fit, or if sequences are longer
+    /// than the model's positions.
+    pub fn fit(&self, tokenizer: Tokenizer, sizes: &DecoderConfig) -> Result<(Tokenizer, usize)> {
         tokenizer.check_fits(sizes.vocabulary)?;
         let seq_len = self.max_length_within(sizes, 1024)?;
         if self.batch_size.saturating_mul(seq_len) > MAX_TOKENS {

@@ -29,6 +29,7 @@ fn configurations_of_the_gallery_are_planned() {
         assert_eq!(config.without_effect(), [""; 0], "{name}");
         assert_eq!(config.output_dir, Path::new("runs").join(file.file_stem().unwrap()), "{name}");
         config.model.path = root.join(shape);
+        let mut config = config.resolved(&mut |_| Ok(())).unwrap_or_else(|error| panic!("{name}: {error}"));
         config.share(gpus).unwrap();
         let sizes = config.decoder_config().unwrap_or_else(|error| panic!("{name}: {error}"));
         config.expect_positions(&sizes).unwrap();

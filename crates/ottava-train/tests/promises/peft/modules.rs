@@ -281,6 +281,9 @@ fn modules_that_a_model_or_a_folder_lacks_are_errors() {
         std::fs::write(&path, text.replace(from, to)).unwrap();
         AdapterFolder::open(&last(&run))
     };
+    // As in PEFT, a name without tensors is ignored beside another.
+    let both = change("\"lm_head\"", "\"lm_head\", \"pooler\"").unwrap();
+    assert_eq!(both.lora.modules_to_save, ["lm_head"]);
     let error = change("\"lm_head\"", "\"embed_tokens\"").err().expect("the tensor is missing").to_string();
     assert!(
         error.contains("`modules_to_save` names `embed_tokens`, and adapter_model.safetensors has no tensor of it"),

@@ -2,12 +2,12 @@
 
 use crate::peft::lora::{adapter_run, base, folder_losses};
 use crate::runs::resume::{config, metrics, train, write_inputs};
-use ottava_checkpoint::{AdapterFolder, FolderWeights, merge};
+use ottava_checkpoint::{AdapterFolder, FolderWeights, Texts, merge};
 use ottava_data::{ChatTemplate, Clock, Tokenizer};
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_recipe::RecipeName;
 use ottava_recipe::param::{FolderTensor, Init, WeightSource};
-use ottava_settings::{Pairs, RunConfig, TokenizerConfig, WeightInit};
+use ottava_settings::{LoraConfig, Pairs, RunConfig, TokenizerConfig, WeightInit};
 use ottava_tensor::Device;
 use ottava_tensor::testing::values;
 use ottava_train::trainer::Start;
@@ -101,10 +101,19 @@ fn runs_with_new_tokens_resume_exactly_and_their_folders_have_the_tokens() {
 fn adapters_with_new_tokens_train_embedding_and_head() {
     let inputs = tempfile::tempdir().unwrap();
     let (base, _) = base_and_run(inputs.path(), "unused");
+    // Texts of the base end at two tokens.
+    std::fs::remove_file(base.join("manifest.json")).unwrap();
+    std::fs::write(base.join("generation_config.json"), r#"{"eos_token_id": [0, 5]}"#).unwrap();
     let plain = adapter_run(inputs.path(), &base, &inputs.path().join("plain"), RecipeName::Fp32);
+    // The folder has a row for this token, which is untrained.
+    let mut within = plain.clone();
+    within.tokenizer.added_tokens = vec!["<x>".into()];
+    let error = within.resolved(&mut |_| Ok(())).unwrap().decoder_config().unwrap_err().to_string();
+    assert!(error.contains("adds 1 tokens such as \"<x>\""), "{error}");
     let error = with_tokens(plain).decoder_config().unwrap_err().to_string();
     assert!(
-        error.contains("adds 4 rows") && error.contains("`lora.modules_to_save = [\"embed_tokens\", \"lm_head\"]`"),
+        error.contains("adds 4 tokens such as \"<x>\"")
+            && error.contains("`lora.modules_to_save = [\"embed_tokens\", \"lm_head\"]`"),
         "{error}"
     );
     let run = |name: &str| {
@@ -128,6 +137,56 @@ fn adapters_with_new_tokens_train_embedding_and_head() {
         .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
     // The merged weights differ by the roundings of sums.
     assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");
+    expect_ends(&base, &folder, &inputs.path().join("peft"));
+    expect_further_run(&straight, run);
+}
+
+/// Texts end at the tokens of the base and of the adapter, also with an adapter of PEFT, which names one token.
+fn expect_ends(base: &Path, folder: &Path, peft: &Path) {
+    assert_eq!(Tokenizer::load(folder).unwrap().eos_ids(), [0, 5]);
+    std::fs::create_dir(peft).unwrap();
+    for name in ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(folder.join(name), peft.join(name)).unwrap();
+    }
+    let mut config = json(&peft.join("tokenizer_config.json"));
+    config["eos_token"] = "<y>".into();
+    std::fs::write(peft.join("tokenizer_config.json"), config.to_string()).unwrap();
+    let sorted = |ids: &[u32]| ids.iter().copied().collect::<std::collections::BTreeSet<_>>();
+    let texts = Texts::of(base, Some(peft), ROWS[1]).unwrap();
+    assert_eq!(sorted(texts.tokenizer.eos_ids()), sorted(&[0, 5, 98]));
+    // Its folder has no chat template.
+    assert_eq!(texts.template, base);
+    // The tokens do not fit a model of fewer rows.
+    assert_eq!(Texts::of(base, Some(peft), ROWS[0]).unwrap().tokenizer.eos_ids(), [0, 5]);
+    std::fs::write(base.join("chat_template.jinja"), "of the base").unwrap();
+    std::fs::write(base.join("processor_config.json"), "{}").unwrap();
+    let merged = peft.with_extension("merged");
+    merge(base, &AdapterFolder::open(peft).unwrap(), &merged).unwrap();
+    assert_eq!(sorted(Tokenizer::load(&merged).unwrap().eos_ids()), sorted(&[0, 5, 98]));
+    for name in ["config.json", "generation_config.json"] {
+        let ids: Vec<u32> = serde_json::from_value(json(&merged.join(name))["eos_token_id"].clone()).unwrap();
+        assert_eq!(sorted(&ids), sorted(&[0, 5, 98]), "{name}");
+    }
+    assert_eq!(std::fs::read_to_string(merged.join("chat_template.jinja")).unwrap(), "of the base");
+    assert!(merged.join("processor_config.json").is_file());
+}
+
+/// A run that goes on from the adapter of `before` has its tokens, and evaluates as it did.
+fn expect_further_run(before: &RunConfig, run: impl Fn(&str) -> RunConfig) {
+    let start = |lora: LoraConfig| {
+        let further = RunConfig { lora, tokenizer: TokenizerConfig::default(), ..run("further") };
+        further.resolved(&mut |_| Ok(()))
+    };
+    let lora = LoraConfig { init_from: last(before), ..LoraConfig::default() };
+    let head = vec!["lm_head".to_string()];
+    let error = start(LoraConfig { modules_to_save: head, ..lora.clone() }).unwrap_err().to_string();
+    assert!(error.contains("`lora.modules_to_save` is [\"lm_head\"], and the adapter "), "{error}");
+    let further = start(lora).unwrap();
+    assert_eq!(further.tokenizer_path(), last(before));
+    assert_eq!(further.decoder_config().unwrap().vocabulary, ROWS[1]);
+    train(&further, &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    let loss = |run: &RunConfig, at: usize| metrics(&run.output_dir)[at]["eval_loss"].as_f64().unwrap();
+    assert_eq!(loss(&further, 0), loss(before, metrics(&before.output_dir).len() - 1));
 }
 
 #[test]
