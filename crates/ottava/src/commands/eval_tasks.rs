@@ -43,7 +43,7 @@ impl Eval {
             let config = ConfigFile::read(folder)?;
             language_model_config(&config)?;
             let sizes = self.how.sizes(&config)?;
-            let tokenizer = Tokenizer::load(self.how.texts(folder, &sizes)?)?;
+            let tokenizer = self.how.texts(folder, &sizes)?.tokenizer;
             tokenizer.check_fits(sizes.vocabulary)?;
             let max_length = self.text.max_length_within(&sizes, usize::MAX)?;
             let requests =
