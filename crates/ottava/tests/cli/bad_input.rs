@@ -95,15 +95,15 @@ fn edited_texts_of_a_checkpoint_are_used_with_a_warning() {
     let checkpoint = run.checkpoint();
     let name = |file: &str| checkpoint.join(file).to_str().unwrap().to_string();
     let eval = ["eval", checkpoint.to_str().unwrap(), "--data", "text.txt", "--device", "cpu", "--max-length", "8"];
-    let edited = name("tokenizer_config.json");
+    let edited = name("generation_config.json");
     let mut text = std::fs::read(run.path(&edited)).unwrap();
     text.extend(b"\n\n");
     run.write(&edited, &text);
     let output = run.command(&eval).output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && errors.contains("tokenizer_config.json was changed"), "{errors}");
+    assert!(output.status.success() && errors.contains("generation_config.json was changed"), "{errors}");
     std::fs::remove_file(run.path(&edited)).unwrap();
-    run.fail(&eval, 7, &["tokenizer_config.json"]);
+    run.fail(&eval, 7, &["generation_config.json"]);
     run.write(&edited, &text);
     let config = name("config.json");
     let mut text = std::fs::read(run.path(&config)).unwrap();
