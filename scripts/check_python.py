@@ -492,7 +492,6 @@ class Arguments(Case):
         self.assertEqual(sorted(texts), [tokenizer.text[:-1], tokenizer.text])
         self.assertEqual([path.name for path in Path("out").rglob("*") if ".part" in path.name], [])
 
-    @unittest.skip("`ottava import` checks `load_best_model_at_end` without `eval_steps`, and refuses it")
     def test_the_best_model_can_be_loaded_at_the_end(self):
         given = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "load_best_model_at_end": True}
         trainer = self.sft("out", others={"eval_dataset": TEXTS[:2]}, **given)

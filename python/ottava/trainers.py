@@ -97,6 +97,9 @@ class Trainer(RunTrainer):
         if processing_class is not None:
             overrides["model.tokenizer"] = tokenizer(processing_class, folder)
         overrides |= self.adjust(keys, named["data.train_files"][1])
+        if eval_dataset is not None:
+            # Arguments that need validation data are checked with a name, which the files of the script replace.
+            keys |= {"dataset_name": "the/data", "dataset_test_split": "test"}
         toml = translate(self.config.__name__, keys)
         if list(args.settings.items()):
             default = self.config(args.output_dir).translated()
