@@ -18,7 +18,7 @@ use crate::update::Part;
 use bytemuck::AnyBitPattern;
 use ottava_common::error::Result;
 use ottava_models::SequenceTokens;
-use ottava_tensor::ops::{Distribution, Draw, Draws, sample};
+use ottava_tensor::ops::Draw;
 use ottava_tensor::{DType, Device, Snapshot, Tensor};
 
 impl Engine {
@@ -80,33 +80,27 @@ impl Engine {
             let results = [Snapshot::new(&device, bytes)?, Snapshot::new(&device, bytes)?];
             self.ahead.memory = Some(Memory { tokens: Tensor::zeros(&device, &[MOST_ROWS], DType::I32)?, results });
         }
-        let Engine { model, adapter, cache, steps, running, ahead, .. } = self;
-        let Memory { tokens, results } = ahead.memory.as_mut().expect("made above");
+        let Engine { model, adapter, cache, steps, running, ahead, .. } = &mut *self;
+        let Memory { tokens, .. } = ahead.memory.as_ref().expect("made above");
         let sequences = places.iter().map(|&at| &running[at]);
         let last: Vec<[u32; 1]> = sequences.clone().map(|of| [of.tokens[of.tokens.len() - 1]]).collect();
         let sequences: Vec<SequenceTokens> = sequences
             .zip(&last)
             .map(|(of, last)| SequenceTokens::new(of.computed, last, &of.blocks.tables).in_slot(of.blocks.slot()))
             .collect();
-        let scored = steps.run(model, *adapter, cache, &sequences, rows.map(|rows| (&*tokens, rows)))?;
+        let scored = steps.run(model, *adapter, cache, &sequences, rows.map(|rows| (tokens, rows)))?;
         // The host knows all tokens but the token in flight.
         let unknown = usize::from(rows.is_some());
         let (mut drawn, mut logprobs) = (scored.likeliest.clone(), None);
         if !places.iter().all(|&at| running[at].is_plain(unknown)) {
             let logits = in_f32(&scored.logits)?;
-            let [count, columns] = logits.dims("logits")?;
             let mut draws: Vec<Draw> = places.iter().map(|&at| running[at].draw_after(unknown)).collect();
-            draws.resize(count, Draw::GREEDY);
-            let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
-            let mut on_device = Draws::new(&device, [count, columns], adjustments)?;
-            on_device.set_by(steps.staging(&device), &draws)?;
-            let distribution = match self.options.logprobs_mode {
-                LogprobsMode::Processed => Distribution::Draw,
-                LogprobsMode::Raw | LogprobsMode::Loss => Distribution::Model,
-            };
-            let (tokens, of_tokens) = sample(&logits, &mut on_device, distribution)?;
+            draws.resize(drawn.len(), Draw::GREEDY);
+            let (tokens, of_tokens) = self.sample(&logits, &draws)?;
             (drawn, logprobs) = (tokens, Some(of_tokens));
         }
+        let Engine { running, ahead, .. } = self;
+        let Memory { tokens, results } = ahead.memory.as_mut().expect("made above");
         tokens.copy_from(0, &drawn)?;
         let number = ahead.launched % 2;
         ahead.launched += 1;

@@ -144,7 +144,7 @@ impl Engine {
     fn with_memory(model: Decoder, options: &EngineOptions, memory: (KvCache, Pools), scales_by_token: bool) -> Engine {
         let (cache, pools) = memory;
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
-        let steps = DecodeSteps::new(fixed_rows(&model, options));
+        let steps = DecodeSteps::new(model.device(), fixed_rows(&model, options));
         Engine {
             model,
             adapters: Vec::new(),

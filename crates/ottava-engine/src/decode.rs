@@ -30,7 +30,6 @@ pub(super) fn fixed_rows(model: &Decoder, options: &EngineOptions) -> Option<usi
 /// sequence, both powers of two.
 ///
 /// Only the results of the last step hold memory. Steps of all sizes use the same memory for their results in turns.
-#[derive(Default)]
 pub struct DecodeSteps {
     steps: HashMap<Size, DecodeStep>,
     /// The size of the last step.
@@ -38,7 +37,7 @@ pub struct DecodeSteps {
     /// The number of rows of all steps, if it must be the same.
     pub(super) rows: Option<usize>,
     /// The buffers through which steps get their inputs.
-    staging: Option<Staging>,
+    pub(super) staging: Staging,
 }
 
 /// The adapter, the number of rows, and the number of blocks of the longest sequence.
@@ -113,9 +112,9 @@ pub(super) fn not_finite(number: usize) -> Error {
 }
 
 impl DecodeSteps {
-    /// Makes steps of `rows` rows, or of any number of rows if it is `None`.
-    pub(super) fn new(rows: Option<usize>) -> DecodeSteps {
-        DecodeSteps { rows, ..DecodeSteps::default() }
+    /// Makes steps on `device` of `rows` rows, or of any number of rows if it is `None`.
+    pub fn new(device: &Device, rows: Option<usize>) -> DecodeSteps {
+        DecodeSteps { steps: HashMap::new(), last: None, rows, staging: Staging::with_chunk(device, STAGED) }
     }
 
     /// Forgets all captured steps, because the memory that they read has moved.
@@ -142,21 +141,15 @@ impl DecodeSteps {
             self.suspend();
         }
         self.last = Some(size);
-        let staging = self.staging.get_or_insert_with(|| Staging::with_chunk(model.device(), STAGED));
         let step = match self.steps.entry(size) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size.1)?),
         };
-        step.batch.set_by(staging, sequences)?;
+        step.batch.set_by(&mut self.staging, sequences)?;
         if let Some((tokens, places)) = ids {
             step.batch.take_ids(tokens, places)?;
         }
         step.run(model, cache)
-    }
-
-    /// Returns the buffers through which steps on `device` get their inputs.
-    pub(super) fn staging(&mut self, device: &Device) -> &mut Staging {
-        self.staging.get_or_insert_with(|| Staging::with_chunk(device, STAGED))
     }
 
     /// Returns the memory of the results of the last step to the device.

@@ -83,7 +83,7 @@ impl Draft {
         if model.state_bytes() > 0 {
             pools = pools.with_states(0);
         }
-        let (steps, requests) = (DecodeSteps::default(), HashMap::new());
+        let (steps, requests) = (DecodeSteps::new(model.device(), None), HashMap::new());
         Ok(Draft { model, tokens, positions, vocabulary, cache, pools, steps, requests })
     }
 

@@ -135,25 +135,32 @@ impl Engine {
             return Ok(accepted.into_iter().map(|(at, _, token)| (at, token, None)).collect());
         }
         let logits = in_f32(&scored.logits)?;
-        let [rows, columns] = logits.dims("logits")?;
+        let [rows, _] = logits.dims("logits")?;
         let mut draws = vec![Draw::GREEDY; rows];
         for of in &mut drawing {
             let own = self.running[of.at].draws();
             of.count = of.count.min(own.len());
             draws[of.row..].iter_mut().zip(own.into_iter().take(of.count)).for_each(|(draw, own)| *draw = own);
         }
-        let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
-        let mut on_device = Draws::new(logits.device(), [rows, columns], adjustments)?;
-        on_device.set(&draws)?;
-        let (mode, mut distribution) = (self.options.logprobs_mode, Distribution::Model);
-        if mode == LogprobsMode::Processed {
-            distribution = Distribution::Draw;
-        }
-        let (tokens, logprobs) = sample(&logits, &mut on_device, distribution)?;
-        let logprobs = if mode == LogprobsMode::Loss { of_loss(&scored.logits, &tokens)? } else { logprobs };
+        let (tokens, logprobs) = self.sample(&logits, &draws)?;
+        let logprobs =
+            if self.options.logprobs_mode == LogprobsMode::Loss { of_loss(&scored.logits, &tokens)? } else { logprobs };
         let (tokens, logprobs) = (tokens.to_vec::<i32>()?, logprobs.to_vec::<f32>()?);
         let accepted = self.accept(&drawing, |row| tokens[row] as u32);
         self.with_logprobs(accepted, &logits, &draws, &logprobs)
+    }
+
+    /// Draws a token from each row of F32 `logits` `[R, V]` by the draw of the row. Returns the tokens and their log-probabilities on the device, as
+    /// the op does.
+    pub(super) fn sample(&mut self, logits: &Tensor, draws: &[Draw]) -> Result<(Tensor, Tensor)> {
+        let adjustments = draws.iter().map(|draw| draw.adjustments.len()).sum();
+        let mut on_device = Draws::new(logits.device(), logits.dims("logits")?, adjustments)?;
+        on_device.set_by(&mut self.steps.staging, draws)?;
+        let distribution = match self.options.logprobs_mode {
+            LogprobsMode::Processed => Distribution::Draw,
+            LogprobsMode::Raw | LogprobsMode::Loss => Distribution::Model,
+        };
+        Ok(sample(logits, &mut on_device, distribution)?)
     }
 
     /// Returns the drawn tokens of each request with their rows, up to the first token that was not proposed or that ends the request. `drawn`

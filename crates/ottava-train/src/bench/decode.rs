@@ -129,7 +129,7 @@ impl DecodeBench {
                 // The sequences have different tokens, so they choose different experts.
                 .map(|(i, blocks)| SequenceTokens::new(self.context - 1, &tokens[i..=i], blocks).in_slot(i))
                 .collect();
-            let mut steps = DecodeSteps::default();
+            let mut steps = DecodeSteps::new(device, None);
             let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences, None)?);
             let timed = self.time(ranks, &mut step)?;
             on_row(row(batch, self.context, 1, timed)?);
