@@ -21,7 +21,7 @@ pub const CONFIG_FILE: &str = "adapter_config.json";
 const PICKLE_FILE: &str = "adapter_model.bin";
 
 /// The beginning of names in a decoder that a folder of the decoder without its head omits, such as GPT-2's.
-const DECODER: &str = "transformer.";
+pub(super) const DECODER: &str = "transformer.";
 
 /// The name of the file with an adapter's matrices.
 pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";

@@ -109,46 +109,43 @@ pub fn verify_model(folder: &Path) -> Result<()> {
 /// Files that users edit: texts that tell how a model is used. A change of them is a warning, because it damages neither weights nor states.
 const EDITED: [&str; 3] = ["chat_template.jinja", "generation_config.json", "tokenizer_config.json"];
 
-/// Returns whether the file `name` was edited, and warns about it.
-fn is_edited(folder: &Path, name: &str, entry: &FileEntry) -> bool {
-    // The comparison of the sizes names a missing file and a link.
-    let is_file = || EDITED.contains(&name) && file_size(folder, name).is_ok();
-    let is_edited = is_file() && sha256_file(&folder.join(name)).is_ok_and(|(_, found)| found != entry.sha256);
-    if is_edited {
-        tracing::warn!(
-            "{} was changed after the checkpoint was saved; the changed file is used",
-            folder.join(name).display()
-        );
+/// Errors with `reason` for a file that differs from the manifest. Of a file of [`EDITED`], only warns.
+fn expect_edited(folder: &Path, name: &str, reason: String) -> Result<()> {
+    if !EDITED.contains(&name) {
+        return Err(wrong(folder, name, reason));
     }
-    is_edited
+    let path = folder.join(name);
+    tracing::warn!("{} was changed after the checkpoint was saved; the changed file is used", path.display());
+    Ok(())
 }
 
 fn compare(folder: &Path, manifest: &Manifest, depth: Verify, included: fn(&str) -> bool) -> Result<()> {
-    let files: Vec<_> = manifest.files.iter().filter(|(name, _)| included(name)).collect();
-    let files: Vec<_> = files.into_iter().filter(|(name, entry)| !is_edited(folder, name, entry)).collect();
-    for (name, entry) in &files {
+    let mut of_equal_size = Vec::new();
+    for (name, entry) in manifest.files.iter().filter(|(name, _)| included(name)) {
         if !is_relative_path(name) {
             return Err(wrong(folder, FILE_NAME, format!("{name:?} is not the path of a file in this folder")));
         }
         let size = file_size(folder, name).map_err(|reason| wrong(folder, name, reason))?;
-        if size != entry.size {
-            return Err(wrong(folder, name, format!("{size} bytes, the manifest says {}", entry.size)));
+        if size == entry.size {
+            of_equal_size.push((name, entry));
+        } else {
+            expect_edited(folder, name, format!("{size} bytes, the manifest says {}", entry.size))?;
         }
     }
     if depth == Verify::Sizes {
         return Ok(());
     }
-    let differs = |(name, entry): &&(&String, &FileEntry)| match sha256_file(&folder.join(name)) {
+    let differs = |(name, entry): &(&String, &FileEntry)| match sha256_file(&folder.join(name)) {
         Ok((_, found)) if found == entry.sha256 => None,
         Ok(_) => {
             let reason = "its SHA-256 is not that of manifest.json: it is damaged, or was changed; \
                           if the change is meant, delete manifest.json to use this as a plain model folder";
-            Some(wrong(folder, name, reason.into()))
+            expect_edited(folder, name, reason.into()).err()
         }
         Err(error) => Some(error),
     };
     // Files are hashed in parallel, since hashing is slower than reading.
-    files.par_iter().find_map_first(|file| differs(&file)).map_or(Ok(()), Err)
+    of_equal_size.par_iter().find_map_first(differs).map_or(Ok(()), Err)
 }
 
 fn wrong(folder: &Path, name: &str, reason: String) -> Error {

@@ -28,8 +28,9 @@ use std::path::Path;
 pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usize> {
     expect_new_folder(output, &[base, adapter.path()])?;
     let config = ConfigFile::read(base)?;
-    let own = decoder_config(&config)?.vocabulary;
-    let sizes = adapter.on(decoder_config(&config)?);
+    let of_base = decoder_config(&config)?;
+    let own = of_base.vocabulary;
+    let sizes = adapter.on(of_base);
     let transposed = sizes.stream.names.transposed;
     let files = WeightFiles::open(base)?;
     let mut infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;

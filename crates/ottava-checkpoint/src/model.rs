@@ -1,6 +1,6 @@
 //! Loads and writes the weights of Hugging Face model folders.
 
-use crate::adapter::AdapterWeights;
+use crate::adapter::{AdapterWeights, DECODER};
 use crate::new_rows::NewRows;
 use crate::{AdapterFolder, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
@@ -78,7 +78,7 @@ impl FolderWeights {
             return Ok((name, expert * shape[1..].iter().product::<usize>() + within));
         }
         // A folder of a decoder without its head, such as GPT-2's, omits the prefix of its names.
-        let name = tensor.name.strip_prefix("transformer.").filter(|_| !self.has(&tensor.name));
+        let name = tensor.name.strip_prefix(DECODER).filter(|_| !self.has(&tensor.name));
         let name = name.unwrap_or(&tensor.name).to_string();
         let mut shape = tensor.stored_shape();
         shape[0] = self.new_rows.as_ref().and_then(|rows| rows.of_folder(tensor)).unwrap_or(shape[0]);

@@ -4,6 +4,7 @@ use crate::model::as_json;
 use crate::{Carried, CheckpointWriter, Texts, WeightFiles, adapter};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
+use ottava_data::tokenizer_changes::COMPANIONS;
 use ottava_data::{ChatTemplate, Clock};
 use ottava_hub::RepoId;
 use ottava_models::layers::SCORE;
@@ -16,23 +17,6 @@ use std::sync::Arc;
 
 /// The maximum size of a file of [`COMPANIONS`]. Files in common use have up to about 35 MB.
 const MAX_COMPANION_BYTES: u64 = 256 << 20;
-
-/// The files of a model folder that are copied unchanged.
-const COMPANIONS: &[&str] = &[
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-    "tiktoken.model",
-    TEMPLATE,
-    "chat_template.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-    "processor_config.json",
-];
 
 /// The files of [`COMPANIONS`] that belong to the model and not to its tokenizer.
 const OF_MODEL: [&str; 3] = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"];

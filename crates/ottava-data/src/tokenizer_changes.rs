@@ -20,21 +20,29 @@ use ottava_common::{Error, Result, input, python_json};
 /// The maximum size of a copied file in bytes.
 const MAX_FILE_BYTES: u64 = 256 << 20;
 
-/// The files beside a `tokenizer.json` that are copied, if there are such files. `added_tokens.json` is left out: `tokenizer_config.json` has its tokens.
-const COPIED: &[&str] = &[
+/// The files of a model folder that checkpoints copy unchanged: the files of the tokenizer, of the chat template and of other inputs.
+pub const COMPANIONS: &[&str] = &[
+    "tokenizer.json",
     CONFIG,
     MAP,
-    "config.json",
-    "generation_config.json",
+    "added_tokens.json",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
+    "tiktoken.model",
     "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
     "processor_config.json",
 ];
+
+/// The files of [`COMPANIONS`] that a changed `tokenizer.json` replaces. `tokenizer_config.json` has the tokens of `added_tokens.json`.
+const REPLACED: [&str; 3] = ["tokenizer.json", "added_tokens.json", "tiktoken.model"];
+
+/// The files beside these files that a tokenizer reads.
+const READ: [&str; 2] = ["config.json", "generation_config.json"];
+
 const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
 
@@ -234,10 +242,10 @@ fn read_templates(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// Reads the files of [`COPIED`].
+/// Reads the files beside a `tokenizer.json` that are copied, if there are such files.
 fn read_files(folder: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
-    for name in COPIED {
+    for name in COMPANIONS.iter().filter(|name| !REPLACED.contains(name)).chain(&READ) {
         let path = folder.join(name);
         if path.is_file() {
             files.insert(name.to_string(), input::read(&path, MAX_FILE_BYTES).map_err(Error::io(&path))?);

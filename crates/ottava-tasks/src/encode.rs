@@ -45,6 +45,14 @@ pub struct Texts {
 }
 
 impl Requests {
+    /// Returns the prompts, if the model draws texts.
+    pub fn texts(&self) -> Option<&Texts> {
+        match self {
+            Requests::LogLikelihoods { .. } => None,
+            Requests::Texts(texts) => Some(texts),
+        }
+    }
+
     /// Returns the number of tokens of the longest sequence that the model reads, new tokens included.
     pub fn longest(&self) -> usize {
         match self {

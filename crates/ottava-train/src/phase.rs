@@ -49,6 +49,18 @@ pub struct Passes {
     pub rows: usize,
 }
 
+impl Passes {
+    /// Returns the passes of an evaluation that computes losses of rows.
+    pub fn of_evaluation(config: &RunConfig) -> Passes {
+        Passes {
+            phase: Phase::Evaluation,
+            pass: Pass::Evaluation,
+            micro_batches: config.parallel.pipeline,
+            rows: config.micro_batch_rows(),
+        }
+    }
+}
+
 /// A check of `Phase::Checks`, which runs passes over the first micro-batch of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {

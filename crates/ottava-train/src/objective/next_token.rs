@@ -2,12 +2,12 @@
 
 use super::{Evaluation, LoadedRows, Objective, Opening, Rows, Validation};
 use crate::evaluate::{Likelihood, TextLoss, evaluate};
-use crate::phase::{Passes, Phase};
+use crate::phase::Passes;
 use crate::step::{Loss, Metrics, NextTokenLoss, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::{Batch, BatchLoader, DataSet, DataState, EvalLoader, Packing, RowLayout, Windows, loader};
 use ottava_models::Decoder;
-use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_recipe::mode::StepPrecision;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
 
@@ -20,13 +20,7 @@ impl Objective for NextToken {
     }
 
     fn passes(&self, config: &RunConfig) -> Vec<Passes> {
-        let evaluation = Passes {
-            phase: Phase::Evaluation,
-            pass: Pass::Evaluation,
-            micro_batches: config.parallel.pipeline,
-            rows: config.micro_batch_rows(),
-        };
-        config.validates().then_some(evaluation).into_iter().collect()
+        config.validates().then(|| Passes::of_evaluation(config)).into_iter().collect()
     }
 
     fn open(&self, opening: &Opening) -> Result<Box<dyn Rows>> {

@@ -3,7 +3,6 @@
 use crate::phase::{Check, Passes, Phase};
 use crate::run::Run;
 use crate::step::{Loss, MicroBatch, NextTokenLoss, token_losses};
-use crate::tasks::evaluation_passes;
 use ottava_checkpoint::{Contents, RandomWeights};
 use ottava_common::error::Result;
 use ottava_common::limits;
@@ -221,8 +220,9 @@ impl DryRun {
         let other = |_| held(device, [rows, seq_len], place, run.objective.loss(rows, device, sums)?);
         let _others = (distinct..micro_batches).map(other).collect::<Result<Vec<_>>>()?;
         let mut passes = run.objective.passes(&config.run);
-        if !passes.iter().any(|passes| passes.phase == Phase::Evaluation) {
-            passes.extend(evaluation_passes(&config.run));
+        let evaluates = passes.iter().any(|passes| passes.phase == Phase::Evaluation);
+        if !evaluates && !config.run.evaluation.tasks.is_empty() {
+            passes.push(Passes::of_evaluation(&config.run));
         }
         drop(build);
         let build = tracker.take_peak();

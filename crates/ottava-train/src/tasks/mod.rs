@@ -11,5 +11,5 @@ mod run;
 mod texts;
 
 pub use likelihood::{BatchSizes, log_likelihoods};
-pub use run::{RunTasks, evaluation_passes};
+pub use run::RunTasks;
 pub use texts::complete_texts;

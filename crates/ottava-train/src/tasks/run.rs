@@ -4,14 +4,13 @@ use super::likelihood::{BatchSizes, log_likelihoods};
 use super::texts::complete_texts;
 use crate::objective::metric_of_task;
 use crate::objective::rollout::{DrawSizes, Drawer};
-use crate::phase::{Passes, Phase};
 use ottava_common::error::{Error, Result};
 use ottava_data::Tokenizer;
 use ottava_engine::LogprobsMode;
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::KvCacheDtype;
-use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_recipe::mode::StepPrecision;
 use ottava_settings::RunConfig;
 use ottava_tasks::{Answers, Measured, Requests, Task, TaskType, Texts};
 use std::collections::BTreeSet;
@@ -22,17 +21,6 @@ pub struct RunTasks {
     sizes: BatchSizes,
     /// Made at the first text.
     drawer: Option<Drawer>,
-}
-
-/// Returns the passes of evaluations of a run that has tasks. A plan rehearses them.
-pub fn evaluation_passes(config: &RunConfig) -> Option<Passes> {
-    let passes = Passes {
-        phase: Phase::Evaluation,
-        pass: Pass::Evaluation,
-        micro_batches: config.parallel.pipeline,
-        rows: config.micro_batch_rows(),
-    };
-    (!config.evaluation.tasks.is_empty()).then_some(passes)
 }
 
 impl RunTasks {
@@ -85,10 +73,8 @@ impl RunTasks {
         only: Option<&str>,
     ) -> Result<Vec<(String, Vec<Measured>)>> {
         let RunTasks { tasks, sizes, drawer } = self;
-        let texts = tasks.iter().filter_map(|(_, requests)| match requests {
-            Requests::Texts(texts) => Some((texts.prompts.len(), requests.longest())),
-            Requests::LogLikelihoods { .. } => None,
-        });
+        let texts =
+            tasks.iter().filter_map(|(_, requests)| Some((requests.texts()?.prompts.len(), requests.longest())));
         let sizes_of_draws = draw_sizes(texts, division(model, partition).1);
         let mut found = Vec::with_capacity(tasks.len());
         let is_wanted = |task: &Task| only.is_none_or(|metric| metrics(task).any(|name| name == metric));

@@ -58,12 +58,7 @@ impl Eval {
         let mut answers = self.log_likelihoods(&mut prepared, &partition)?;
         drop(partition);
         let Prepared { model, tokenizer, requests, max_length, longest } = prepared;
-        let texts = || {
-            requests.iter().filter_map(|requests| match requests {
-                Requests::Texts(texts) => Some(texts),
-                Requests::LogLikelihoods { .. } => None,
-            })
-        };
+        let texts = || requests.iter().filter_map(Requests::texts);
         if texts().next().is_none() {
             let leads = ranks.leads();
             ranks.finish()?;
@@ -76,7 +71,7 @@ impl Eval {
         let total: usize = texts().map(|texts| texts.prompts.len() * texts.max_gen_toks).sum();
         let mut meter = Meter::new("generated", total as u64);
         for (requests, answers) in requests.iter().zip(&mut answers) {
-            let Requests::Texts(texts) = requests else { continue };
+            let Some(texts) = requests.texts() else { continue };
             let before = engine.stats().generated_tokens;
             let all: Vec<usize> = (0..texts.prompts.len()).collect();
             let mut progress = |tokens| meter.at(before + tokens);

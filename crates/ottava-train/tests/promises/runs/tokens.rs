@@ -89,7 +89,7 @@ fn runs_with_new_tokens_resume_exactly_and_their_folders_have_the_tokens() {
     let ids = ["<x>", "<y>", "<|im_start|>", "<|im_end|>"].map(|token| tokenizer.token_id(token));
     assert_eq!(ids, [97, 98, 99, 100].map(Some));
     assert!(folder_losses(&folder, None, RecipeName::Fp32).is_finite());
-    // A run that goes on from the checkpoint needs no settings of tokens.
+    // A run with the checkpoint as its model needs no `[tokenizer]`.
     let mut further = config(inputs.path(), &inputs.path().join("further"), RecipeName::Fp32);
     (further.model.path, further.model.init) = (folder.clone(), WeightInit::Pretrained);
     train(&further, &Device::Cpu, &Start::New, u64::MAX).unwrap();
@@ -171,7 +171,7 @@ fn expect_ends(base: &Path, folder: &Path, peft: &Path) {
     assert!(merged.join("processor_config.json").is_file());
 }
 
-/// A run that goes on from the adapter of `before` has its tokens, and evaluates as it did.
+/// A run that starts from the adapter of the run `before` has the tokens of this adapter, and the same evaluation.
 fn expect_further_run(before: &RunConfig, run: impl Fn(&str) -> RunConfig) {
     let start = |lora: LoraConfig| {
         let further = RunConfig { lora, tokenizer: TokenizerConfig::default(), ..run("further") };
