@@ -3,10 +3,11 @@
 
     bench_peers.py train [--recipes delayed,current,block,bf16]    training steps of Llama-2-7B's shape with Transformer Engine
     bench_peers.py decode [--batches 1,16,64,256]                  decoding of Llama-3-8B's shape with transformers, in BF16
+    bench_peers.py qlora                                           adapters on Llama-2-70B's shape in NF4, with PEFT and bitsandbytes
 
 Weights and tokens are random. Training: two sequences of 4,096 tokens per step, TransformerLayer with fused norms, QKV and SwiGLU, cuDNN attention,
 fused AdamW with BF16 states, head and loss in BF16 under torch.compile. `--clip` adds the clipping of gradients by their norm, as `ottava` does it.
-Decoding: greedy, each sequence after a context of 1,024 random keys and values. `--compile` takes a static cache and compiles the forward pass.
+Adapters: one sequence of 2,048 tokens per step, r 16 on all linears of the blocks, gradient checkpointing, fused AdamW. Decoding: greedy, each sequence after a context of 1,024 random keys and values. `--compile` takes a static cache and compiles the forward pass.
 """
 import argparse
 import gc
@@ -123,8 +124,65 @@ def decode(batches, compiled, context=1024, steps=20):
         torch.cuda.empty_cache()
 
 
+def qlora(steps, tokens=2048):
+    import bitsandbytes
+    import peft
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32000, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64, num_key_value_heads=8,
+        max_position_embeddings=4096, attn_implementation="sdpa", dtype=torch.bfloat16, use_cache=False,
+    )
+    torch.set_default_dtype(torch.bfloat16)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+        for layer in model.model.layers:
+            for part in (layer.self_attn, layer.mlp):
+                for name, linear in list(part.named_children()):
+                    if isinstance(linear, torch.nn.Linear):
+                        sizes = (linear.in_features, linear.out_features)
+                        in_nf4 = bitsandbytes.nn.Linear4bit(*sizes, bias=False, compute_dtype=torch.bfloat16, quant_type="nf4")
+                        setattr(part, name, in_nf4)
+    model.is_loaded_in_4bit = True
+    # The layers are made one by one, because a layer of 16-bit weights fits beside the quantized layers, and the whole model does not.
+    for name, module in list(model.named_modules()):
+        for of, parameter in list(module.named_parameters(recurse=False)):
+            values = torch.randn(parameter.shape, device="cuda", dtype=torch.bfloat16) * 0.02
+            if isinstance(module, bitsandbytes.nn.Linear4bit):
+                values = bitsandbytes.nn.Params4bit(
+                    values, requires_grad=False, quant_type="nf4", compress_statistics=True, module=module
+                ).to("cuda")
+            else:
+                values = torch.nn.Parameter(torch.ones_like(values) if values.dim() == 1 else values, requires_grad=False)
+            setattr(module, of, values)
+        for of, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, of, torch.ones_like(buffer, device="cuda") / 2)
+    torch.set_default_dtype(torch.float32)
+    linears = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.enable_input_require_grads()
+    model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules=linears))
+    model.train()
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
+
+    def step():
+        ids = torch.randint(0, config.vocab_size, (1, tokens), device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(2):
+        step()
+    torch.cuda.reset_peak_memory_stats()
+    median = statistics.median(seconds(step) for _ in range(steps))
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    versions = f"PEFT {peft.__version__}, bitsandbytes {bitsandbytes.__version__}"
+    print(f"{versions}: {tokens / median:.0f} tokens/s, {1e3 * median:.1f} ms, {peak:.1f} GiB", flush=True)
+
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("what", choices=["train", "decode"])
+parser.add_argument("what", choices=["train", "decode", "qlora"])
 parser.add_argument("--recipes", default="delayed,current,block,bf16")
 parser.add_argument("--steps", type=int, default=8)
 parser.add_argument("--clip", action="store_true")
@@ -140,5 +198,7 @@ if arguments.what == "train":
         torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
+elif arguments.what == "qlora":
+    qlora(arguments.steps)
 else:
     decode(arguments.batches, arguments.compile)

@@ -4,9 +4,11 @@
 #           old, peer, new, new, peer, old (four minutes)
 #   decode  Llama-3-8B at batch 1, 16, 64 and 256 after 1,024 tokens: `ottava` in BF16 and in fp8-row with an E4M3 cache, and
 #           transformers in BF16, at 16 and 64 also compiled (two minutes)
+#   qlora   Llama-2-70B's shape in NF4, adapters of rank 16 in BF16, one row of 2,048 tokens: `ottava`, and PEFT with bitsandbytes (two minutes)
 #
-# usage: scripts/gpu-peers.sh OTTAVA [PART...]    OTTAVA is the binary; the default parts are both
-# OLD, if set, is an older `ottava`, which is timed in two recipes of `train`. Needs python3 with torch, transformers and transformer_engine.
+# usage: scripts/gpu-peers.sh OTTAVA [PART...]    OTTAVA is the binary; the default parts are train and decode
+# OLD, if set, is an older `ottava`, which is timed in two recipes of `train`. Needs python3 with torch, transformers and
+# transformer_engine; qlora needs peft and bitsandbytes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ottava=$(realpath "$1")
@@ -45,6 +47,11 @@ for part in ${parts[*]}; do
         "$ottava" bench decode --model llama-3-8b --batch 1,16,64,256 --context 1024 --recipes bf16,fp8-row --kv-cache-dtype auto,fp8 2>&1
         peer decode
         peer decode --batches 16,64 --compile
+        ;;
+    qlora)
+        "$ottava" bench train --model llama-2-70b --recipes bf16 --micro-batch 1 --max-length 2048 --set lora.r=16 --set lora.load_in_4bit=true \
+            --set recompute=full --steps 5 2>&1
+        peer qlora --steps 5
         ;;
     *) echo "gpu-peers.sh: there is no part $part" >&2 && exit 1 ;;
     esac

@@ -24,7 +24,7 @@ export OTTAVA_REQUIRE_GPU=1 OTTAVA_POISON=1
 # The modules of promises that run on a GPU. A test of this project compares this list with the sources.
 gpu_promises=(
     folders::folder_codes folders::loading
-    inference::adapters inference::ahead inference::embeddings inference::engine inference::invariant inference::scoring
+    inference::adapters inference::ahead inference::embeddings inference::engine inference::invariant inference::packed inference::scoring
     models::experts models::families models::family_referee models::referee
     objectives::weights_of_draws
     peft::lora

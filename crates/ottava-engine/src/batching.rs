@@ -39,6 +39,8 @@ pub struct Engine {
     /// The number of steps so far.
     pub(super) step: usize,
     scales_by_token: bool,
+    /// Whether several prompts are computed in one pass of the attention of training.
+    pub(super) packs_prompts: bool,
     pub(super) masks: Masks,
     pub(super) part: Part,
     pub(super) ahead: Ahead,
@@ -82,8 +84,8 @@ impl Engine {
     /// Errors with [`Error::Config`] for sizes of zero, and if there is not enough memory for the KV cache.
     pub fn new(mut model: Decoder, options: &EngineOptions) -> Result<Engine> {
         let scales_by_token = model.scale_by_token()?;
-        let (cache, pools) = memory(&model, options)?;
-        Ok(Engine::with_memory(model, options, (cache, pools), scales_by_token))
+        let (memory, packs_prompts) = (memory(&model, options)?, model.packs_prompts()?);
+        Ok(Engine { scales_by_token, packs_prompts, ..Engine::with_memory(model, options, memory) })
     }
 
     /// Makes an engine that borrows its model: [`Engine::lend`] lends it a model for one call. `model` only gives the sizes, which each lent model
@@ -93,7 +95,8 @@ impl Engine {
     pub fn to_lend(model: &Decoder, options: &EngineOptions) -> Result<Engine> {
         let (mut cache, pools) = memory(model, options)?;
         cache.suspend()?;
-        Ok(Engine::with_memory(model.without_data()?, options, (cache, pools), false))
+        let packs_prompts = model.packs_prompts()?;
+        Ok(Engine { packs_prompts, ..Engine::with_memory(model.without_data()?, options, (cache, pools)) })
     }
 
     /// Runs `work` with `model`. The weights of `model` may have changed since the last call, so all keys and values in the cache are discarded. Between
@@ -141,8 +144,7 @@ impl Engine {
         self.cancelled.clear();
     }
 
-    fn with_memory(model: Decoder, options: &EngineOptions, memory: (KvCache, Pools), scales_by_token: bool) -> Engine {
-        let (cache, pools) = memory;
+    fn with_memory(model: Decoder, options: &EngineOptions, (cache, pools): (KvCache, Pools)) -> Engine {
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
         let steps = DecodeSteps::new(model.device(), fixed_rows(&model, options));
         Engine {
@@ -161,7 +163,8 @@ impl Engine {
             next_id: 0,
             stats,
             step: 0,
-            scales_by_token,
+            scales_by_token: false,
+            packs_prompts: false,
             masks: Masks::default(),
             part: Part::Alone,
             ahead: Ahead::default(),
@@ -287,7 +290,8 @@ impl Engine {
             let cached_tokens = if shares { sequence.computed } else { 0 };
             sequence.cached_tokens.get_or_insert(cached_tokens);
             let mut new = budget.most(&sequence);
-            if matches!(self.model.device(), Device::Cuda(_)) && new > PREFILL_MULTIPLE {
+            let has_multiples = matches!(self.model.device(), Device::Cuda(_)) && !self.packs_prompts;
+            if has_multiples && new > PREFILL_MULTIPLE {
                 new -= new % PREFILL_MULTIPLE;
             }
             plan.extend((new > 0).then_some((self.running.len(), new)));

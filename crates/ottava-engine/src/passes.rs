@@ -9,7 +9,7 @@ use crate::drawing::by_rows;
 use crate::flight::Pace;
 use crate::request::Event;
 use ottava_common::error::Result;
-use ottava_models::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
+use ottava_models::{InferenceBatch, MOST_PACKED, PREFILL_MULTIPLE, SequenceTokens, padded_rows};
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeMap;
 
@@ -21,6 +21,8 @@ pub(super) const MOST_ROWS: usize = 256;
 enum BatchKind {
     /// Tokens that the kernels of single tokens compute, on a GPU. Each token is a row with its own context.
     Rows,
+    /// The first tokens of sequences, which the attention of training computes, on a GPU.
+    Packed,
     /// Any numbers of tokens of sequences.
     Mixed,
 }
@@ -69,18 +71,25 @@ impl Engine {
         }
     }
 
-    /// Divides a plan of one adapter: single tokens and tokens proposed after them, whole prompts one by one, and the other tokens.
+    /// Divides a plan of one adapter: single tokens and tokens proposed after them, first tokens of prompts, and the other tokens. First tokens are in
+    /// packed passes, unless there are few. If the model does not pack prompts, whole prompts are computed one by one.
     fn passes_by_kernel(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let (single, rest): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| {
             let sequence = &self.running[at];
             sequence.draws_next() && !sequence.reads_activations()
         });
-        let (whole, rest): (Plan, Plan) = rest
-            .into_iter()
-            .partition(|&(at, new)| self.running[at].computed == 0 && new.is_multiple_of(PREFILL_MULTIPLE));
+        let (first, mut rest): (Plan, Plan) = rest.into_iter().partition(|&(at, new)| {
+            self.running[at].computed == 0 && (self.packs_prompts || new.is_multiple_of(PREFILL_MULTIPLE))
+        });
         let most = single.len().max(MOST_ROWS);
         let mut passes: Vec<_> = divided(single, most).into_iter().map(|plan| (BatchKind::Rows, plan)).collect();
-        passes.extend(whole.into_iter().map(|one| (BatchKind::Mixed, vec![one])));
+        for plan in first.chunks(if self.packs_prompts { MOST_PACKED } else { 1 }) {
+            match plan.iter().map(|&(_, new)| new).sum::<usize>() {
+                few if few < PREFILL_MULTIPLE => rest.extend(plan),
+                _ if self.packs_prompts => passes.push((BatchKind::Packed, plan.to_vec())),
+                _ => passes.push((BatchKind::Mixed, plan.to_vec())),
+            }
+        }
         passes.push((BatchKind::Mixed, rest));
         passes.retain(|(_, plan)| !plan.is_empty());
         passes
@@ -123,12 +132,14 @@ impl Engine {
             let scored = self.steps.run(&self.model, self.adapter, &mut self.cache, &rows, None)?;
             return self.draw(&scored, drawing);
         }
-        let batch = match self.keeps_invariant() {
-            true => {
+        let device = self.model.device();
+        let batch = match kind {
+            BatchKind::Packed => InferenceBatch::packed(device, &sequences)?,
+            _ if self.keeps_invariant() => {
                 let rows = SequenceTokens::rows(&sequences);
-                InferenceBatch::of_rows(self.model.device(), &rows, self.padded(rows.len()))?
+                InferenceBatch::of_rows(device, &rows, self.padded(rows.len()))?
             }
-            false => InferenceBatch::padded(self.model.device(), &sequences)?,
+            _ => InferenceBatch::padded(device, &sequences)?,
         };
         let hidden = self.model.hidden(&batch, &mut self.cache)?;
         self.score_prompts(plan, &hidden, events)?;

@@ -509,6 +509,11 @@ impl Decoder {
         KvGroup::of(&self.part.attention, &self.part.caches, max_len)
     }
 
+    /// Returns whether the device computes the first tokens of several sequences in one pass of the attention of training.
+    pub fn packs_prompts(&self) -> Result<bool> {
+        Ok(self.part.packs_documents(&self.device, self.recipe.compute)?)
+    }
+
     /// Returns an empty cache for [`Decoder::hidden`].
     pub fn kv_cache(&self, sizes: CacheSizes) -> Result<KvCache> {
         KvCache::new(&self.device, &self.part, self.recipe.compute, self.scaling.scales().len(), sizes)

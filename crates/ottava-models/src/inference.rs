@@ -57,8 +57,8 @@ pub struct InferenceBatch {
     /// The layout of the tokens. Its positions are in `words`.
     sequences: Sequences,
     max_new: usize,
-    /// Whether the batch is one whole sequence whose length is a multiple of [`PREFILL_MULTIPLE`]. Such a batch uses the attention of training, which
-    /// is planned for each length.
+    /// Whether all sequences begin in this batch, so attention need not read the cache. Then the batch uses the attention of training, which is planned
+    /// for each number of tokens.
     pub(super) is_whole: bool,
 }
 
@@ -71,6 +71,8 @@ struct Layout {
     groups: usize,
     /// The width of a block table.
     blocks: usize,
+    /// The number of documents of the attention of training. `None` without boundaries of documents.
+    documents: Option<usize>,
 }
 
 /// The number of I32 numbers at whose multiples a tensor begins: 256 bytes.
@@ -79,9 +81,10 @@ const ALIGNMENT: usize = 64;
 impl Layout {
     /// Returns the numbers of elements of the tensors, in the order of [`BatchTensors`].
     fn lengths(&self) -> Vec<usize> {
-        let Layout { tokens, sequences, groups, blocks } = *self;
+        let Layout { tokens, sequences, groups, blocks, documents } = *self;
         let of_rows = [tokens, tokens, sequences + 1, sequences, sequences, sequences + 1, sequences, sequences];
-        of_rows.into_iter().chain(vec![sequences * blocks; groups]).collect()
+        let tables = vec![sequences * blocks; groups];
+        of_rows.into_iter().chain(tables).chain(documents.map(|documents| documents + 1)).collect()
     }
 
     /// Returns the places of the tensors.
@@ -153,6 +156,9 @@ fn segments(sequences: &[SequenceTokens], count: usize) -> [Vec<i32>; 3] {
 /// sequence with the attention of training.
 pub const PREFILL_MULTIPLE: usize = 256;
 
+/// The maximum number of sequences of a packed batch. Attention over documents is planned for one number of documents: these and the padding.
+pub const MOST_PACKED: usize = 31;
+
 /// Returns `rows`, padded on a GPU. Padding limits the number of different row counts, because products are tuned for each count.
 pub fn padded_rows(device: &Device, rows: usize) -> usize {
     match device {
@@ -172,16 +178,17 @@ pub fn most_blocks(sequences: &[SequenceTokens]) -> [usize; 2] {
 impl InferenceBatch {
     /// Returns the tensors of the batch. Their addresses do not change, but [`InferenceBatch::set`] must not run while they exist.
     pub(super) fn tensors(&self) -> Result<BatchTensors> {
-        let Layout { sequences, blocks, .. } = self.layout;
+        let Layout { sequences, groups, blocks, documents, .. } = self.layout;
         let places = self.layout.places();
         let mut views = places.into_iter().map(|place| self.words.rows(place.start, place.end));
         let mut next = || views.next().expect("the layout has a place for each tensor");
         let (ids, positions) = (next()?, next()?);
         let (query_starts, context_lens, cached_lens) = (next()?, next()?, next()?);
         let segments = [next()?, next()?, next()?];
-        let block_tables = views.map(|table| table?.reshape(&[sequences, blocks])).collect::<Result<_, _>>()?;
+        let block_tables = (0..groups).map(|_| next()?.reshape(&[sequences, blocks])).collect::<Result<_, _>>()?;
         let mut of_tokens = self.sequences.clone();
         of_tokens.positions = positions;
+        of_tokens.cu_seqlens = documents.map(|_| next()).transpose()?;
         let max_new = self.max_new;
         let sequences = of_tokens;
         Ok(BatchTensors { ids, sequences, query_starts, context_lens, cached_lens, segments, block_tables, max_new })
@@ -196,10 +203,14 @@ impl InferenceBatch {
         max_new: usize,
         [groups, max_blocks]: [usize; 2],
     ) -> Result<InferenceBatch> {
-        let layout = Layout { tokens, sequences, groups, blocks: max_blocks };
+        let layout = Layout { tokens, sequences, groups, blocks: max_blocks, documents: None };
+        InferenceBatch::of_layout(device, layout, max_new)
+    }
+
+    fn of_layout(device: &Device, layout: Layout, max_new: usize) -> Result<InferenceBatch> {
         let words = Tensor::zeros(device, &[layout.words()], DType::I32)?;
-        let sequences = Sequences::new(device, 1, tokens)?;
-        Ok(InferenceBatch { words, layout, sequences, max_new, is_whole: false })
+        let sequences = Sequences::new(device, 1, layout.tokens)?;
+        Ok(InferenceBatch { words, layout, sequences, max_new, is_whole: layout.documents.is_some() })
     }
 
     /// Writes the new tokens of `sequences` to the batch, one sequence after the other.
@@ -229,7 +240,7 @@ impl InferenceBatch {
 
     /// Returns the words for the new tokens of `sequences`.
     fn numbers(&self, sequences: &[SequenceTokens]) -> Vec<i32> {
-        let Layout { tokens, sequences: rows, groups, blocks: width } = self.layout;
+        let Layout { tokens, sequences: rows, groups, blocks: width, documents } = self.layout;
         let (mut ids, mut positions) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
         let (mut starts, mut lens, mut cached_lens) = (vec![0], Vec::with_capacity(rows), Vec::with_capacity(rows));
         let mut tables = vec![vec![0i32; rows * width]; groups];
@@ -247,9 +258,16 @@ impl InferenceBatch {
             }
         }
         assert!(sequences.len() <= rows && ids.len() <= tokens, "a batch has room for its sequences");
+        // The padding is a document, and the others have no tokens.
+        let of_documents = documents.map(|documents| {
+            let mut boundaries = starts.clone();
+            boundaries.resize(documents + 1, tokens as i32);
+            boundaries
+        });
         starts.resize(rows + 1, ids.len() as i32);
         let [segment_starts, slots, past] = segments(sequences, rows);
-        let values = [ids, positions, starts, lens, cached_lens, segment_starts, slots, past].into_iter().chain(tables);
+        let values = [ids, positions, starts, lens, cached_lens, segment_starts, slots, past].into_iter();
+        let values = values.chain(tables).chain(of_documents);
         let mut words = vec![0i32; self.words.len()];
         for (place, values) in self.layout.places().into_iter().zip(values) {
             words[place.start..][..values.len()].copy_from_slice(&values);
@@ -274,6 +292,24 @@ impl InferenceBatch {
         if let ([one], Device::Cuda(_)) = (sequences, device) {
             batch.is_whole = one.start == 0 && one.new.len().is_multiple_of(PREFILL_MULTIPLE);
         }
+        Ok(batch)
+    }
+
+    /// Creates a batch of the first tokens of at most [`MOST_PACKED`] sequences, for a model that packs them ([`Decoder::packs_prompts`]). The batch is
+    /// padded as by [`InferenceBatch::padded`]. Its attention is the attention of training over documents.
+    ///
+    /// Panics if a sequence has earlier tokens, or if there are too many sequences.
+    ///
+    /// [`Decoder::packs_prompts`]: crate::Decoder::packs_prompts
+    pub fn packed(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
+        assert!(sequences.iter().all(|sequence| sequence.start == 0), "packed sequences begin in their batch");
+        assert!(sequences.len() <= MOST_PACKED, "the attention of training is planned for a number of documents");
+        let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new.len()).sum());
+        let max_new = sequences.iter().map(|sequence| sequence.new.len()).max().unwrap_or(0);
+        let [groups, blocks] = most_blocks(sequences);
+        let layout = Layout { tokens, sequences: sequences.len(), groups, blocks, documents: Some(MOST_PACKED + 1) };
+        let mut batch = InferenceBatch::of_layout(device, layout, max_new)?;
+        batch.set(sequences)?;
         Ok(batch)
     }
 }

@@ -62,7 +62,7 @@ mod wrapper;
 
 pub use config::ConfigFile;
 pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
-pub use inference::{InferenceBatch, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
+pub use inference::{InferenceBatch, MOST_PACKED, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
 pub use kv_cache::{CacheSizes, KvCache, KvGroup};
 pub use layer_set::LayerSet;
 pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};

@@ -241,7 +241,8 @@ pub struct PagedPass<'a> {
     pub states: &'a mut [RecurrentStates],
     /// The new tokens of the sequences of recurrent layers.
     pub recurrent: RecurrentBatch<'a>,
-    /// Whether the tokens are all tokens of one sequence. Then the attention of training computes the same result.
+    /// Whether the tokens are the first tokens of their sequences. Then the attention of training computes the same result. Boundaries of documents
+    /// divide several sequences.
     pub is_whole: bool,
 }
 

@@ -273,8 +273,8 @@ impl Attention {
         Ok(Attended { qkv, o, gate, lse: Some(lse) })
     }
 
-    /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass is whole, the tokens are all tokens of one
-    /// sequence, and attention does not read the cache.
+    /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass has the first tokens of all its sequences, attention
+    /// does not read the cache.
     fn attend_paged(&self, mut qkv: Tensor, context: &mut Context) -> Result<Tensor> {
         let (rotates_first, sequences, ranks) = (self.heads.rotates_first, context.sequences, context.ranks);
         if !rotates_first {
@@ -303,7 +303,7 @@ impl Attention {
         }
         let kv = self.share(&qkv, &self.spec, context)?;
         let input = Attention::input_of(&qkv, kv.as_ref(), &self.spec, context.sequences);
-        Ok(attend(AttentionInput { batch: 1, cu_seqlens: None, ..input }, &self.spec, sinks)?.0)
+        Ok(attend(input, &self.spec, sinks)?.0)
     }
 
     /// Returns the sinks of the heads that this rank computes over `sequences`, if the layer has sinks.

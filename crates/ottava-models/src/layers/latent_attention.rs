@@ -274,7 +274,7 @@ impl LatentAttention {
         let parts = [&queries, &kv, &shared];
         let qkv = self.assemble(parts, context)?;
         if let Some(pass) = &mut context.paged {
-            let o = self.heads.own_values(&self.attend_paged(qkv, pass)?)?;
+            let o = self.heads.own_values(&self.attend_paged(qkv, pass, context.sequences)?)?;
             return Ok((Attended { query: of_query, kv: of_kv, rotated: None }, o));
         }
         let qkv = self.qkv_of_heads(qkv, context)?;
@@ -284,14 +284,15 @@ impl LatentAttention {
         Ok((Attended { query: of_query, kv: of_kv, rotated: Some([qkv, o, lse]) }, own))
     }
 
-    /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass is whole, the tokens are all tokens of one
-    /// sequence, and attention does not read the cache.
-    fn attend_paged(&self, mut qkv: Tensor, pass: &mut PagedPass) -> Result<Tensor> {
+    /// Computes attention of new tokens, and appends their keys and values to the cache. If the pass has the first tokens of all its sequences, attention
+    /// does not read the cache.
+    fn attend_paged(&self, mut qkv: Tensor, pass: &mut PagedPass, sequences: &Sequences) -> Result<Tensor> {
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
         append_kv(&mut qkv, cache, batch, &self.spec, None)?;
+        let documents = sequences.cu_seqlens.as_ref();
         match is_whole {
-            true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, 1, None), &self.spec)?.0),
+            true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, sequences.batch, documents), &self.spec)?.0),
             false => Ok(paged_attention(&qkv, cache, batch, &self.spec, None)?),
         }
     }

@@ -5,7 +5,8 @@ use crate::recurrent::RecurrentSpec;
 use crate::scaling::AmaxGroup;
 use crate::{Decision, LinearSite, Recipe};
 use ottava_common::error::Result;
-use ottava_tensor::ops::AttentionSpec;
+use ottava_tensor::ops::{AttentionBackend, AttentionCase, AttentionSpec};
+use ottava_tensor::{DType, Device};
 use std::collections::BTreeMap;
 
 /// The linears of a model with the recipe's decisions, its parameters, and its attention layers.
@@ -70,6 +71,18 @@ impl Description {
         let number = self.attention.len() - 1;
         self.caches.push(number);
         number
+    }
+
+    /// Returns whether `device` is a GPU whose fused kernels support documents in each attention layer, with activations in `dtype`.
+    ///
+    /// Errors if no backend supports a layer.
+    pub fn packs_documents(&self, device: &Device, dtype: DType) -> Result<bool> {
+        let has_own_keys = self.caches.iter().enumerate().all(|(own, &cache)| own == cache);
+        let is_fused = |spec| -> Result<bool> {
+            let chosen = AttentionBackend::choose(device, &AttentionCase::fused(spec, dtype, true))?;
+            Ok(chosen.backend == AttentionBackend::CuDnn)
+        };
+        self.attention.iter().try_fold(has_own_keys, |all, spec| Ok(all && is_fused(spec)?))
     }
 
     /// Makes attention layer `number` read the keys and values of the layer `lender`, and returns `lender`.

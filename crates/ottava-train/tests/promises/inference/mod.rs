@@ -7,6 +7,7 @@ pub mod engine;
 pub mod grammars;
 pub mod invariant;
 pub mod leading;
+pub mod packed;
 pub mod recurrent;
 pub mod scoring;
 pub mod shared_keys;
