@@ -5,7 +5,7 @@ use ottava_recipe::ProductPrecision;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{FrozenScale, Matrix, View, Views};
 use ottava_recipe::scaling::{Casts, Slot};
-use ottava_tensor::ops::{CodeCopies, Output, Produced, transpose};
+use ottava_tensor::ops::{CodeCopies, Groups, Output, Produced, clear_unused_rows, transpose};
 use ottava_tensor::{Granularity, QuantizedTensor, Tensor};
 use std::rc::Rc;
 
@@ -102,6 +102,15 @@ impl OperandCast {
     /// Returns the same cast for an operand whose value an adapter reads.
     pub fn for_adapter(self) -> OperandCast {
         OperandCast { needs_value: true, for_adapter: true, ..self }
+    }
+
+    /// Returns what an op has written for this cast, from rows of `groups`. Measurements and casts of a value read all its rows, so its rows after the
+    /// last group are set to zero.
+    pub fn of_groups(&self, mut produced: Produced, groups: &Groups) -> ottava_tensor::Result<Produced> {
+        if let (Some(_), Produced::Plain(value)) = (self.slot, &mut produced) {
+            clear_unused_rows(value, groups)?;
+        }
+        Ok(produced)
     }
 
     /// Returns the slot of the cast, or `None` if no product reads codes.

@@ -1,8 +1,8 @@
 //! Sums in the order of the ranks.
 //!
-//! Small sums of GPUs that NVLink connects are one-shot sums (`ops/sum_parts/one_shot.cu`): a kernel of the compute stream, without NCCL and
-//! without other streams. Decoding on several GPUs makes two of them per layer. Larger sums exchange slices, add them and gather the sums. Both add in
-//! the same order, so that a row of a sum does not depend on the number of rows.
+//! Sums of GPUs that NVLink connects are one-shot sums (`ops/sum_parts/one_shot.cu`): a kernel of the compute stream, without NCCL and without other
+//! streams. Inference on several GPUs makes two of them per layer. Other sums exchange slices, add them and gather the sums, which takes more calls of
+//! the driver. Both add in the same order, so that a row of a sum does not depend on the number of rows.
 
 use super::call::{Call, Op, Reduce};
 use super::gpu::Meeting;

@@ -158,6 +158,10 @@ __device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 b
         : "=r"(C) : "r"(A), "r"(B))
 #endif
 
+// Returns whether a row comes after the last group of rows, which ends at `*end`. Without groups, `end` is null. Only reads after
+// `wait_for_predecessors` see the end.
+__device__ __forceinline__ bool is_unused(const int* end, int row) { return end && row >= *end; }
+
 // The start and the step of a grid-stride loop.
 __device__ __forceinline__ u64 grid_start() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ u64 grid_step() { return (u64)gridDim.x * blockDim.x; }

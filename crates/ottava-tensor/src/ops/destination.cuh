@@ -24,6 +24,8 @@ struct Destination {
     // Parameters of current scaling.
     float epsilon, bound;
     int power_of_two;
+    // The end of the last group of rows, or null. Later rows are neither read nor written.
+    const int* end;
 
     // Returns the destination of the columns from F on. F is a multiple of the tile.
     __device__ __forceinline__ Destination right_of(int F) const {
@@ -577,6 +579,16 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
 }
 
+// Returns whether the rows from `row` on are unused, so that a block has nothing to cast. The `first` block of a matrix still does what it does once.
+__device__ __forceinline__ bool skips(const Destination& to, int row, bool first) {
+    if (!is_unused(to.end, row)) return false;
+    if (SHARING != RowAmaxes && first && threadIdx.x == 0) {
+        if (SHARING == PerTensor) *to.scale_inv = 1.0f / *to.scale;
+        if (to.amax) atomicAdd(to.elements, (u64)to.rows * to.columns);
+    }
+    return true;
+}
+
 // True for sources with `is_copy()` and `address()`. If `is_copy()` returns true, the values are read at `address(row, column)`, or are zeros if it
 // is null.
 template <class Source> constexpr bool MAY_COPY = false;
@@ -640,6 +652,7 @@ __device__ __forceinline__ void cast_tile(const Destination& to, const Source& s
 // Values outside the matrix are ignored. `wide` means that eights are aligned. `LOADS` loads are in flight.
 template <int LOADS, class Source>
 __device__ __forceinline__ void quantize_tile(const Destination& to, Source source, int row0 = first_row(), int column0 = blockIdx.x * TILE) {
+    if (skips(to, row0, row0 == 0 && column0 == 0)) return;
     if (source.wide && row0 + TILE <= to.rows && column0 + TILE <= to.columns) {
         source.wide = true;
         cast_tile<LOADS, true>(to, source, row0, column0);

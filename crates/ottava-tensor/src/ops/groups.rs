@@ -1,5 +1,6 @@
 //! The groups of rows of a matrix.
 
+use crate::ops::declaration::Address;
 use crate::{DType, Device, Result, Tensor};
 
 /// The rows of a matrix `[P, …]` that belong to each of `G` groups. Both tensors are on the device of the matrix. The host does not read them, so a
@@ -44,6 +45,16 @@ impl Groups {
         self.len() == 0
     }
 
+    /// Returns `matrix` as rows of these groups.
+    pub fn rows<'a>(&'a self, matrix: &'a Tensor) -> GroupedRows<'a> {
+        GroupedRows { matrix, groups: Some(self) }
+    }
+
+    /// Returns the address of the end of the last group, on a GPU.
+    pub(in crate::ops) fn end(&self) -> Address {
+        Address(self.offsets.device_ptr() + (self.len() * self.offsets.dtype().size()) as u64)
+    }
+
     /// Checks types, shapes and the device.
     pub(in crate::ops) fn expect(&self, what: &str, device: &Device) -> Result<()> {
         self.offsets.expect(what, &[self.len() + 1])?;
@@ -53,4 +64,23 @@ impl Groups {
         }
         Ok(())
     }
+}
+
+/// A matrix for ops that compute each row alone. If its rows belong to groups, kernels skip the rows after the last group: such ops neither read these
+/// rows nor write the rows of results.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupedRows<'a> {
+    pub(in crate::ops) matrix: &'a Tensor,
+    pub(in crate::ops) groups: Option<&'a Groups>,
+}
+
+impl<'a> From<&'a Tensor> for GroupedRows<'a> {
+    fn from(matrix: &'a Tensor) -> GroupedRows<'a> {
+        GroupedRows { matrix, groups: None }
+    }
+}
+
+/// Returns the address of the end of the last group on a GPU, or null without groups.
+pub(in crate::ops) fn end_of(groups: Option<&Groups>) -> Address {
+    groups.map_or(Address::default(), Groups::end)
 }

@@ -122,7 +122,7 @@ pub use gemm::{gemm_nt, gemm_nt_add, gemm_nt_into, gemm_nt_plus, has_ordered_sum
 pub use global_norm::{global_norm, limit_norm, root_of_sum, sum_of_squares, sums_of_squares};
 pub use gradient_codes::{CodingError, decode_gradients, encode_gradients, gradient_code_bytes, sum_gradient_codes};
 pub use grouped_gemm::{grouped_gemm_nt, grouped_wgrad_add, grouped_wgrad_into};
-pub use groups::Groups;
+pub use groups::{GroupedRows, Groups};
 pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backward};
 pub use kernels::{KernelSupport, kernel_support, kernels};
 pub use magnitude::{magnitude_factors, magnitude_gradient, row_norms, row_squares};
@@ -135,7 +135,9 @@ pub use operand::{Accumulation, Operand};
 pub use output_gate::{GateFunction, output_gate, output_gate_backward};
 pub use paged_attention::{KvBlocks, PagedBatch, SuspendedKv, append_kv, paged_attention};
 pub use parameter::{Gradient, UpdatedWeight, WeightCopy};
-pub use permute::{Slots, combine, gather_quantized, gather_to, gathered_weight_gradient, slots, weight_gradient};
+pub use permute::{
+    Slots, clear_unused_rows, combine, gather_quantized, gather_to, gathered_weight_gradient, slots, weight_gradient,
+};
 pub use policy::{Correction, KlEstimator, PolicyBound, PolicyLoss, PolicyTargets, policy_loss};
 pub use preference::{
     PreferenceLoss, PreferenceTargets, PreferenceTerm, log_odds, preference_loss, sequence_log_probs,

@@ -30,6 +30,9 @@ __device__ __forceinline__ void start_row() {
     wait_for_predecessors();
 }
 
+// Returns whether this block's row is unused. Only after `start_row`.
+__device__ __forceinline__ bool skips_row(const Destination& to) { return skips(to, cast_row_number(), blockIdx.x == 0); }
+
 // Returns the maximum of `x` (`x` >= 0) over all threads of the row. Each warp sends its maximum to every block of the cluster, because a cluster
 // barrier after plain stores would cost a GPU-wide fence.
 __device__ __forceinline__ float row_amax(float x) {

@@ -176,7 +176,10 @@ impl Dispatch {
         let tokens = arriving.wait()?;
         let Some((own, transposes)) = cast else {
             let weights = self.input_weights(choices);
-            let gather = |output: Output<'_>| Ok((gather_to(&tokens, &choices.slots, weights, output)?, ()));
+            let gather = |output: Output<'_>| {
+                let rows = gather_to(&tokens, &choices.slots, weights, output)?;
+                Ok((reader.of_groups(rows, &choices.slots.groups)?, ()))
+            };
             return Ok(reader.produce_input(copies, context, gather)?.0);
         };
         let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, transposes)?;
@@ -196,7 +199,10 @@ impl Dispatch {
         let tokens = arriving.wait()?;
         let Some((own, _)) = cast else {
             let weights = self.input_weights(choices);
-            let gather = |output: Output<'_>| Ok(gather_to(&tokens, &choices.slots, weights, output)?);
+            let gather = |output: Output<'_>| {
+                let rows = gather_to(&tokens, &choices.slots, weights, output)?;
+                Ok(reader.of_groups(rows, &choices.slots.groups)?)
+            };
             return reader.reproduce_columns(&frozen, context, gather);
         };
         let rows = gather_quantized(&self.join_codes(tokens, own, context)?, &choices.slots, true)?;

@@ -2,7 +2,7 @@
 
 use super::dispatch::{Dispatch, Dispatched, Tokens};
 use super::linear::{GroupedLinear, GroupedLinearConfig};
-use crate::layers::cast::{CastInput, SavedOperand, copies_without_transpose};
+use crate::layers::cast::{CastInput, SavedOperand, copies_without_transpose, plain};
 use crate::layers::{ExpertStacks, Names};
 use ottava_common::error::Result;
 use ottava_recipe::ExpertCounts;
@@ -12,7 +12,7 @@ use ottava_recipe::operand::{View, Views};
 use ottava_recipe::param::{Builder, Param};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Activation, Output, SavedActivation, activation, activation_backward_to, activation_compressing, activation_dots,
+    Activation, Output, SavedActivation, activation_backward_to, activation_compressing, activation_dots,
     activation_to, add, gather_to,
 };
 use std::ops::Range;
@@ -142,11 +142,15 @@ impl Experts {
         let copies = self.down.input_copies(copies_without_transpose(context, &operand));
         let compresses = context.compresses();
         let (CastInput { rows, saved: activated }, compressed) = operand.produce_input(copies, context, |output| {
-            if compresses && !matches!(output, Output::Amax { .. }) {
-                let (activated, hidden) = activation_compressing(self.activation, &hidden, output)?;
-                return Ok((activated, Some(hidden)));
-            }
-            Ok((activation_to(self.activation, &hidden, output)?, None))
+            let hidden = slots.groups.rows(&hidden);
+            let (activated, hidden) = match compresses && !matches!(output, Output::Amax { .. }) {
+                true => {
+                    let (activated, hidden) = activation_compressing(self.activation, hidden, output)?;
+                    (activated, Some(hidden))
+                }
+                false => (activation_to(self.activation, hidden, output)?, None),
+            };
+            Ok((operand.of_groups(activated, &slots.groups)?, hidden))
         })?;
         let hidden = compressed.map_or_else(|| SavedActivation::Exact(hidden), SavedActivation::Compressed);
         Ok((rows, ExpertsSaved { input, hidden, activated }))
@@ -179,7 +183,7 @@ impl Experts {
         drop(dy);
         let dactivated = self.down.dgrad(&rows, groups, context)?;
         drop(rows);
-        let mut dots = activation_dots(how, &dactivated, &hidden)?;
+        let mut dots = activation_dots(how, groups.rows(&dactivated), &hidden)?;
         if let Some(of_bias) = of_bias {
             dots = add(&dots, &of_bias)?;
         }
@@ -190,20 +194,23 @@ impl Experts {
             (Err(frozen), Some(slot)) if trained && context.mode().measures() => {
                 let (dhidden, codes) =
                     gate_up.produce_gradient_and_recast(slot, &frozen, groups, context, |output, activated| {
-                        Ok(activation_backward_to(how, &dactivated, &hidden, output, activated)?)
+                        Ok(activation_backward_to(how, groups.rows(&dactivated), &hidden, output, activated)?)
                     })?;
                 (dhidden, Ok(codes))
             }
             (activated, _) => {
                 let dhidden = gate_up.produce_gradient(groups, context, |output| {
-                    Ok(activation_backward_to(how, &dactivated, &hidden, output, None)?.0)
+                    Ok(activation_backward_to(how, groups.rows(&dactivated), &hidden, output, None)?.0)
                 })?;
                 (dhidden, activated)
             }
         };
         drop(dactivated);
         let recast = |context: &mut Context| {
-            activated.or_else(|frozen| operand.recast_columns(activation(how, &hidden.value()?)?, &frozen, context))
+            activated.or_else(|frozen| {
+                let activated = activation_to(how, groups.rows(&hidden.value()?), Output::Plain)?;
+                operand.recast_columns(plain(operand.of_groups(activated, groups)?), &frozen, context)
+            })
         };
         self.down.wgrad(&dz, recast, groups, context)?;
         drop((dz, hidden));

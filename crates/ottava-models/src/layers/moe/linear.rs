@@ -186,8 +186,10 @@ impl GroupedLinear {
         context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<Views> {
+        let gradient = self.gradient;
+        let mut op = |output: Output<'_>| gradient.of_groups(op(output)?, groups);
         match self.bias {
-            None => self.gradient.produce_gradient(context, op),
+            None => gradient.produce_gradient(context, op),
             Some(_) => self.cast_gradient(&plain(op(Output::Plain)?), groups, context),
         }
     }
@@ -199,8 +201,10 @@ impl GroupedLinear {
         context: &mut Context,
         mut op: impl FnMut(Output) -> ottava_tensor::Result<Produced>,
     ) -> Result<(Views, Option<Tensor>)> {
+        let gradient = self.gradient;
+        let mut op = |output: Output<'_>| gradient.of_groups(op(output)?, groups);
         let Some(bias) = self.bias_by_expert(groups)? else {
-            return Ok((self.gradient.produce_gradient(context, op)?, None));
+            return Ok((gradient.produce_gradient(context, op)?, None));
         };
         let dy = plain(op(Output::Plain)?);
         let mut dots = Tensor::zeros(dy.device(), &dy.shape()[..1], real_type(dy.dtype()))?;
@@ -260,7 +264,7 @@ impl GroupedLinear {
         let (made, codes) = context.casts.produce_and_recast(self.gradient.fused(&context.casts), other, frozen, op)?;
         let gradient = match made {
             Produced::Fp8(codes) => Views::of_codes(codes),
-            value => self.cast_gradient(&plain(value), groups, context)?,
+            value => self.cast_gradient(&plain(self.gradient.of_groups(value, groups)?), groups, context)?,
         };
         Ok((gradient, View::Codes(codes)))
     }

@@ -6,7 +6,9 @@ use ottava_recipe::operand::View;
 use ottava_recipe::param::{Grad, Loan};
 use ottava_recipe::scaling::{Casts, Quantity, Slot};
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::{Accumulation, Groups, Operand, dequantize, grouped_gemm_nt, grouped_wgrad_into, transpose};
+use ottava_tensor::ops::{
+    Accumulation, Groups, Operand, clear_unused_rows, dequantize, grouped_gemm_nt, grouped_wgrad_into, transpose,
+};
 
 impl GroupedLinear {
     fn slot(&self) -> Slot {
@@ -41,9 +43,13 @@ impl GroupedLinear {
             }
             _ => Operand::plain(&values),
         };
-        let reference = grouped_gemm_nt(Operand::plain(&a), b, groups, product.dtype(), Accumulation::Exact)?;
+        let mut reference = grouped_gemm_nt(Operand::plain(&a), b, groups, product.dtype(), Accumulation::Exact)?;
+        let mut product = product.duplicate()?;
+        for values in [&mut reference, &mut product] {
+            clear_unused_rows(values, groups)?;
+        }
         let name = casts.linear_name(self.slot());
-        casts.probe().compare(&name, which, product, &reference)
+        casts.probe().compare(&name, which, &product, &reference)
     }
 
     /// In a comparison pass, compares the weight gradient with the product of the dequantized `dy` and `x`. The gradient must hold only this product.

@@ -113,8 +113,10 @@ struct Walk {
     const Arguments& of;
     const int wide, high, tiles;
     int group;
+    // Unless SINGLE or WGRAD, tiles end at the last group.
     __device__ Walk(const Arguments& of)
-        : of(of), wide((of.columns + COLUMNS * (2 - WGRAD) - 1) / (COLUMNS * (2 - WGRAD))), high((of.rows + SIDE * (1 + WGRAD) - 1) / (SIDE * (1 + WGRAD))),
+        : of(of), wide((of.columns + COLUMNS * (2 - WGRAD) - 1) / (COLUMNS * (2 - WGRAD))),
+          high(((SINGLE || WGRAD ? of.rows : __ldg(of.offsets + of.groups)) + SIDE * (1 + WGRAD) - 1) / (SIDE * (1 + WGRAD))),
           tiles((WGRAD ? of.groups : 1) * high * wide), group(0) {}
     __device__ __forceinline__ Tile at(int index, int block) {
 #if WGRAD
@@ -128,8 +130,8 @@ struct Walk {
 #else
         const int first = index % wide * 2 * COLUMNS, column = first + block * COLUMNS, row = index / wide * SIDE;
         while (group < of.groups && __ldg(of.offsets + group + 1) <= row) group++;
-        const int steps = group < of.groups ? (of.terms + TERMS - 1) / TERMS : 0, b_column = column < of.columns ? column : first;
-        return {row, 0, group * of.b_rows + b_column, group * of.b_terms, steps, SIDE, column, (u64)row};
+        const int b_column = column < of.columns ? column : first;
+        return {row, 0, group * of.b_rows + b_column, group * of.b_terms, (of.terms + TERMS - 1) / TERMS, SIDE, column, (u64)row};
 #endif
     }
 };

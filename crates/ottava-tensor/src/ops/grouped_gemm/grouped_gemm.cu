@@ -82,9 +82,10 @@ extern "C" __global__ void __launch_bounds__(256)
     grouped_gemm(X* y, const int* offsets, const int* counts, int groups, int N, int K, int b_rows, int b_k,
                  const __grid_constant__ Sides of) {
     const int row0 = blockIdx.y * SIDE, column0 = blockIdx.x * SIDE;
+    if (is_unused(offsets + groups, row0)) return;
     int ended = 0;
     for (int g = threadIdx.x; g < groups; g += blockDim.x) ended += offsets[g + 1] <= row0;
-    const int g = block_sum(ended), valid = g < groups ? min(max(offsets[g] + counts[g] - row0, 0), SIDE) : 0;
+    const int g = block_sum(ended), valid = min(max(offsets[g] + counts[g] - row0, 0), SIDE);
     float total[4][4] = {};
     if (valid > 0)
         multiply(of.a, {row0, 0, valid}, of.b, {(i64)g * b_rows + column0, (i64)g * b_k, min(SIDE, N - column0)}, K, total);

@@ -36,7 +36,8 @@ struct Sizes {
     k: usize,
 }
 
-/// Computes `y[r] = a[r] · b[g]ᵀ` for the rows `r` of each group `g`. All other rows are zero. Returns `[P, N]` in type `out`.
+/// Computes `y[r] = a[r] · b[g]ᵀ` for the rows `r` of each group `g`. The padding of groups is zero, and rows after the last group are undefined. Returns
+/// `[P, N]` in type `out`.
 ///
 /// `a` is `[P, K]`. `b` stacks a matrix for each group along the first dimension of its tensor: `[N, K]` for [`Operand::Rows`] and plain operands,
 /// `[K, N]` for [`Operand::Columns`] and transposed operands. So one weight `[G · N, K]` is the operand of fprop by its rows, and of dgrad by its

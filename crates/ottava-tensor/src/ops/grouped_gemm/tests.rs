@@ -1,6 +1,6 @@
 use super::*;
 use crate::ops::gemm::wgmma::{EXACT_WIDTHS, Product, Shape, WIDTHS};
-use crate::ops::{CastStatistics, CodeCopies, dequantize, gemm_nt, quantize, transpose};
+use crate::ops::{CastStatistics, CodeCopies, clear_unused_rows, dequantize, gemm_nt, quantize, transpose};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 use crate::{DType, Device, Granularity, QuantizedTensor};
 
@@ -33,6 +33,13 @@ fn cast_of(x: &Tensor, granularity: Granularity, format: DType) -> Result<Quanti
         }
         _ => quantized(x, format, granularity, CodeCopies::Both),
     }
+}
+
+/// Computes a product, and sets its unused rows to zero: they are undefined on a GPU.
+fn product_of(a: Operand, b: Operand, groups: &Groups, out: DType, accumulation: Accumulation) -> Result<Tensor> {
+    let mut y = grouped_gemm_nt(a, b, groups, out, accumulation)?;
+    clear_unused_rows(&mut y, groups)?;
+    Ok(y)
 }
 
 /// Returns the starts and the sizes of groups.
@@ -162,8 +169,8 @@ fn grouped_products_agree_across_devices() {
                     EXACT,
                 )?;
                 Ok(vec![
-                    grouped_gemm_nt(Operand::plain(&t[0]), Operand::plain(&t[1]), &groups, dtype, EXACT)?,
-                    grouped_gemm_nt(Operand::plain(&t[2]), Operand::plain_transposed(&t[1]), &groups, dtype, EXACT)?,
+                    product_of(Operand::plain(&t[0]), Operand::plain(&t[1]), &groups, dtype, EXACT)?,
+                    product_of(Operand::plain(&t[2]), Operand::plain_transposed(&t[1]), &groups, dtype, EXACT)?,
                     sum,
                 ])
             });
@@ -196,8 +203,8 @@ fn grouped_products_agree_across_devices() {
                     let mut dw = Tensor::zeros(t[0].device(), &[g * n, k], DType::F32)?;
                     grouped_wgrad_into(Operand::Columns(&dy), Operand::Columns(&x), &groups, &mut dw, accumulation)?;
                     Ok(vec![
-                        grouped_gemm_nt(Operand::Rows(&x), Operand::Rows(&w), &groups, DType::BF16, accumulation)?,
-                        grouped_gemm_nt(Operand::Rows(&dy), Operand::Columns(&w), &groups, DType::BF16, accumulation)?,
+                        product_of(Operand::Rows(&x), Operand::Rows(&w), &groups, DType::BF16, accumulation)?,
+                        product_of(Operand::Rows(&dy), Operand::Columns(&w), &groups, DType::BF16, accumulation)?,
                         dw,
                     ])
                 });
@@ -281,7 +288,7 @@ fn grouped_products_repeat_bit_for_bit() {
         );
         let groups = Groups::new(&device, &counts).unwrap();
         let product = || {
-            let y = grouped_gemm_nt(Operand::Rows(&x), Operand::Rows(&w), &groups, DType::BF16, EXACT).unwrap();
+            let y = product_of(Operand::Rows(&x), Operand::Rows(&w), &groups, DType::BF16, EXACT).unwrap();
             let mut dw = Tensor::zeros(&device, &[3 * 128, 128], DType::F32).unwrap();
             grouped_wgrad_into(Operand::Columns(&x), Operand::Columns(&x), &groups, &mut dw, EXACT).unwrap();
             [y.read_bytes().unwrap(), dw.read_bytes().unwrap()]

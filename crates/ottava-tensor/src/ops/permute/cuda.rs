@@ -12,27 +12,35 @@ const ALIGNMENT: usize = Groups::ALIGNMENT;
 /// The number of rows, and the number of columns, of a block of `gather`.
 const GATHERED_ROWS: usize = 16;
 const GATHERED_COLUMNS: usize = 512;
+/// The number of choices that a block places. Each thread has eight.
+const PLACED: usize = 2048;
 /// The number of tokens per block of `gather_amaxes`. Each thread has eight columns.
 const MEASURED_TOKENS: usize = 64;
 
 kernels! {
     static SOURCE = {
-        file: "permute", constants: [ALIGNMENT, GATHERED_ROWS, GATHERED_COLUMNS, MEASURED_TOKENS], variants: launch::STORAGE
+        file: "permute", constants: [ALIGNMENT, PLACED, GATHERED_ROWS, GATHERED_COLUMNS, MEASURED_TOKENS], variants: launch::STORAGE
     };
     static FP8_SOURCE = {
         file: "permute", headers: ["destination.cuh", "rows.cuh"], macros: [STREAMED], constants: [ROW_EIGHTS],
         variants: quantize::VARIANTS
     };
-    kernel count_slots(counts: *mut i32, ids: *const i32, pairs: i32, first: i32);
+    kernel count_slots(of_chunks: *mut i32, ids: *const i32, pairs: i32, first_expert: i32, experts: i32);
+    kernel scan_slots(offsets: *mut i32, counts: *mut i32, of_chunks: *mut i32, chunks: i32, experts: i32);
     kernel place_slots(
-        offsets: *mut i32, slot_of: *mut i32, pair_of: *mut i32, ids: *const i32, counts: *const i32, pairs: i32, experts: i32, rows: i32,
-        first_expert: i32
+        slot_of: *mut i32, pair_of: *mut i32, ids: *const i32, offsets: *const i32, counts: *const i32, of_chunks: *const i32, pairs: i32,
+        first_expert: i32, experts: i32
     );
+    kernel place_few_slots(
+        offsets: *mut i32, counts: *mut i32, slot_of: *mut i32, pair_of: *mut i32, ids: *const i32, pairs: i32, first_expert: i32,
+        experts: i32
+    );
+    kernel clear_unused_rows(x: *mut X, end: *const i32, rows: i32, columns: i32);
     kernel gather(
-        y: *mut X, x: *const X, pair_of: *const i32, weights: *const f32, rows: i32, chosen: i32, columns: i32
+        y: *mut X, x: *const X, pair_of: *const i32, weights: *const f32, end: *const i32, rows: i32, chosen: i32, columns: i32
     );
     kernel gather_quantized(
-        codes: *mut uint4, scales: *mut f32, from: *const uint4, from_scales: *const f32, pair_of: *const i32, chosen: i32, words: i32,
+        codes: *mut uint4, scales: *mut f32, from: *const uint4, from_scales: *const f32, pair_of: *const i32, chosen: i32, end: *const i32, words: i32,
         blocks: i32, rows: i32, tokens: i32
     );
     kernel gather_amaxes(
@@ -57,15 +65,33 @@ const ROW_KERNELS: RowKernels = RowKernels { few: ("gather_few_rows", CAST_EIGHT
 
 pub(super) fn slots(gpu: &CudaDevice, ids: &Tensor, first: usize, slots: &mut Slots) -> Result<()> {
     let Slots { groups: Groups { offsets, counts }, slot_of, pair_of } = slots;
-    let (pairs, experts, rows) = (ids.len(), counts.len(), pair_of.len());
-    let (defines, grid) = (launch::storage(DType::F32)?, [experts as u32, 1, 1]);
-    let kernel = SOURCE.kernel(defines, kernel::count_slots(&mut *counts, ids, pairs, first));
-    // SAFETY: each of the counts has a block, and `ids` has `pairs` elements.
-    unsafe { gpu.launch_early(&kernel, grid, 1024, 0)? };
-    let entry = kernel::place_slots(offsets, slot_of, pair_of, ids, &*counts, pairs, experts, rows, first);
-    let kernel = SOURCE.kernel(defines, entry);
-    // SAFETY: `slot_of` has `pairs` elements, `offsets` has one more than there are experts, and `pair_of` suffices for any choices.
-    unsafe { gpu.launch_early(&kernel, grid, 1024, 0) }
+    let (pairs, experts, defines) = (ids.len(), counts.len(), launch::storage(DType::F32)?);
+    let (chunks, threads) = (pairs.div_ceil(PLACED).max(1), PLACED as u32 / 8);
+    let (grid, shared) = ([chunks as u32, 1, 1], (threads as usize / 32 * experts * DType::I32.size()) as u32);
+    if chunks == 1 {
+        let entry = kernel::place_few_slots(offsets, counts, slot_of, pair_of, ids, pairs, first, experts);
+        let kernel = SOURCE.kernel(defines, entry);
+        // SAFETY: `ids` and `slot_of` have `pairs` elements, `offsets` has one more than there are experts, and `pair_of` suffices for any choices.
+        return unsafe { gpu.launch_early(&kernel, grid, threads, shared) };
+    }
+    let mut of_chunks = Tensor::empty(ids.device(), &[chunks, experts], DType::I32)?;
+    let kernel = SOURCE.kernel(defines, kernel::count_slots(&mut of_chunks, ids, pairs, first, experts));
+    // SAFETY: as above; each chunk has a count for each expert.
+    unsafe { gpu.launch_early(&kernel, grid, threads, shared)? };
+    let entry = kernel::scan_slots(&mut *offsets, &mut *counts, &mut of_chunks, chunks, experts);
+    // SAFETY: as above.
+    unsafe { gpu.launch_early(&SOURCE.kernel(defines, entry), [1, 1, 1], 1024, 0)? };
+    let entry = kernel::place_slots(slot_of, pair_of, ids, &*offsets, &*counts, &of_chunks, pairs, first, experts);
+    // SAFETY: as above; `of_chunks` has the first slots of chunks now.
+    unsafe { gpu.launch_early(&SOURCE.kernel(defines, entry), grid, threads, shared) }
+}
+
+pub(super) fn clear_unused_rows(gpu: &CudaDevice, x: &mut Tensor, groups: &Groups) -> Result<()> {
+    let [rows, columns] = x.dims("clear_unused_rows: x")?;
+    let defines = launch::storage(x.dtype())?;
+    let kernel = SOURCE.kernel(defines, kernel::clear_unused_rows(&mut *x, groups.end(), rows, columns));
+    // SAFETY: `x` has `rows · columns` elements, and the last group ends within these rows.
+    unsafe { gpu.launch(&kernel, launch::elements(gpu, rows * columns), BLOCK, 0) }
 }
 
 pub(super) fn gather(
@@ -76,7 +102,7 @@ pub(super) fn gather(
     y: &mut Tensor,
 ) -> Result<()> {
     let ([rows, channels], [_, chosen, _]) = (y.dims("gather: y")?, slots.sizes()?);
-    let entry = kernel::gather(y, x, &slots.pair_of, weights, rows, chosen, channels);
+    let entry = kernel::gather(y, x, &slots.pair_of, weights, slots.groups.end(), rows, chosen, channels);
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
     let grid = [rows.div_ceil(GATHERED_ROWS) as u32, channels.div_ceil(GATHERED_COLUMNS) as u32, 1];
     // SAFETY: all rows and columns have threads; `pair_of` has choices of tokens of `x`, or -1.
@@ -122,7 +148,9 @@ pub(super) fn gather_codes(
     if ROW_KERNELS.fit(gpu, out, x)? {
         let entry = kernel::gather_rows(x, &slots.pair_of, weights, chosen);
         // SAFETY: as in `gather`.
-        return unsafe { quantize::produce_rows(gpu, &FP8_SOURCE, ROW_KERNELS, x.dtype(), entry, out, to) };
+        return unsafe {
+            quantize::produce_rows(gpu, &FP8_SOURCE, ROW_KERNELS, x.dtype(), entry, (out, to), Some(&slots.groups))
+        };
     }
     let [columns, rows, _] = quantize::tiles(out.rows, out.columns, 1);
     let raise = |[of_rows, of_columns]: [u64; 2]| gather_amaxes(gpu, x, slots, weights, [0, of_rows, of_columns]);
@@ -133,6 +161,7 @@ pub(super) fn gather_codes(
         grid: [rows, columns, 1],
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
+        groups: Some(&slots.groups),
         raise: Some(&raise),
     };
     // SAFETY: as in `gather`.
@@ -159,6 +188,7 @@ pub(super) fn gather_quantized(
         from_scales,
         &slots.pair_of,
         chosen,
+        slots.groups.end(),
         width / WORD,
         blocks,
         rows,

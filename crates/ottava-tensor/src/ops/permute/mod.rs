@@ -21,7 +21,7 @@ pub struct Slots {
     /// The row of each choice, I32 `[T, K]`, or -1 if the expert has no group. The choices of an expert are in the order of tokens, and then in the
     /// order of `k`.
     pub slot_of: Tensor,
-    /// The choice `t · K + k` of each row, I32 `[P]`, or -1 if the row has no choice.
+    /// The choice `t · K + k` of each row, I32 `[P]`, or -1 if the row has no choice. Undefined after the last group.
     pub pair_of: Tensor,
 }
 
@@ -59,7 +59,7 @@ pub fn slots(ids: &Tensor, experts: Range<usize>) -> Result<Slots> {
 }
 
 /// Writes the rows of `x` `[T, C]` in the order of slots, `[P, C]`, to `output`. With `weights` `[T, K]` (F32, or F64 for F64), each row is
-/// multiplied by the weight of its choice and rounded once. Rows without a choice are zero.
+/// multiplied by the weight of its choice and rounded once. Rows of groups without a choice are zero. Rows after the last group are undefined.
 pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Output) -> Result<Produced> {
     let [tokens, chosen, rows] = slots.sizes()?;
     let [_, channels] = x.dims("gather: x")?;
@@ -90,8 +90,8 @@ pub fn gather_to(x: &Tensor, slots: &Slots, weights: Option<&Tensor>, output: Ou
 }
 
 /// Gathers the codes of `x` `[T, C]` in the order of slots. They equal the codes that the cast of [`gather_to`] writes, because the cast of a row
-/// does not depend on its place: there is one scale, or scales along rows. Rows without a choice have codes of zero and a scale of one. `x` must have
-/// the copy that is contracted along the columns. With `transposes`, the result has both copies.
+/// does not depend on its place: there is one scale, or scales along rows. Rows of groups without a choice have codes of zero and a scale of one. Rows
+/// after the last group are undefined. `x` must have the copy that is contracted along the columns. With `transposes`, the result has both copies.
 ///
 /// Errors with [`Error::Value`] if `x` has no such copy, if its rows are padded, if blocks of several rows share a scale, or if `transposes` is set
 /// and the scales are not per-tensor.
@@ -121,6 +121,22 @@ pub fn gather_quantized(x: &QuantizedTensor, slots: &Slots, transposes: bool) ->
     let transposed = transposes.then(|| transpose(&gathered)).transpose()?;
     let (codes, transposed_scale_inv) = (Some(gathered), None);
     Ok(QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, granularity, rows, ..x.clone() })
+}
+
+/// Sets the rows of `x` `[P, C]` after the last group to zero, for an op that reads all rows.
+pub fn clear_unused_rows(x: &mut Tensor, groups: &Groups) -> Result<()> {
+    let [rows, columns] = x.dims("clear_unused_rows: x")?;
+    expect_compute("clear_unused_rows: x", x)?;
+    groups.expect("clear_unused_rows: groups", x.device())?;
+    dispatch! { x.device().clone(),
+        cpu => {
+            let end = groups.offsets.host::<i32>()[groups.len()] as usize;
+            let rest = Tensor::zeros(x.device(), &[rows - end, columns], x.dtype())?;
+            x.copy_from(end, &rest)?;
+        },
+        gpu => cuda::clear_unused_rows(&gpu, x, groups)?,
+    }
+    Ok(())
 }
 
 /// Returns `y[t] = Σ_k weights[t, k] · z[slot of (t, k)] + addend[t]`, `[T, C]` in the type of `z`, for `z` `[P, C]`. The sum is computed in the

@@ -40,6 +40,7 @@ extern "C" __global__ void __launch_bounds__(256, 5)
     __shared__ int token_of[TILE];
     __shared__ float weight_of[TILE];
     const int row0 = blockIdx.x * TILE, row = row0 + threadIdx.x;
+    if (skips(to, row0, row0 == 0 && blockIdx.y == 0)) return;
     if (threadIdx.x < TILE) {
         const int pair = row < to.rows ? pair_of[row] : -1;
         token_of[threadIdx.x] = pair < 0 ? -1 : pair / K;
@@ -56,6 +57,7 @@ template <int EIGHTS>
 __device__ __forceinline__ void gathered_row(const X* x, const int* pair_of, const float* weights, int K, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
+    if (skips_row(to)) return;
     const int row = cast_row_number(), pair = row < to.rows ? pair_of[row] : -1;
     Eight<X> values[EIGHTS] = {};
     if (pair >= 0) {
@@ -80,75 +82,178 @@ extern "C" __global__ void __launch_bounds__(1024, 2)
 #else
 __device__ __forceinline__ int padded128(int n) { return (n + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT; }
 
-// Counts the choices of each expert. Grid (experts); the first expert has number `first`.
-extern "C" __global__ void __launch_bounds__(1024) count_slots(int* counts, const int* ids, int pairs, int first) {
-    start_successors();
-    wait_for_predecessors();
-    int n = 0;
-    for (int i = threadIdx.x; i < pairs; i += blockDim.x) n += ids[i] == first + (int)blockIdx.x;
-    n = block_sum(n);
-    if (threadIdx.x == 0) counts[blockIdx.x] = n;
+// The slots of choices are placed in three launches, because the order of the choices of an expert is the order of their numbers: the choices of each
+// chunk of PLACED choices are counted, the counts of preceding chunks are added, and each chunk places its choices. One chunk takes one launch. A
+// choice of an expert outside of `first_expert` to `first_expert + experts` has no slot.
+#define WARPS (PLACED / 256)
+extern __shared__ int of_experts[];
+
+// The choices of a thread: number k of a warp's part of a chunk is 32 k + lane. `before` counts the earlier choices of the same expert in this part.
+struct Choices { int expert[8], before[8]; };
+
+// Reads the choices of a thread, and adds them to the warp's counts of experts, which are zero before.
+__device__ __forceinline__ Choices count_part(int* counts, const int* ids, int first, int pairs, int first_expert, int experts) {
+    const int lane = threadIdx.x % 32;
+    Choices of;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const int at = first + 32 * k + lane, id = at < pairs ? ids[at] - first_expert : -1;
+        of.expert[k] = id < experts ? id : -1;
+    }
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const int expert = max(of.expert[k], -1);
+        const u32 same = __match_any_sync(0xFFFFFFFF, expert), earlier = same & ((1u << lane) - 1);
+        of.before[k] = __popc(earlier) + (expert >= 0 ? counts[expert] : 0);
+        __syncwarp();
+        if (expert >= 0 && earlier == 0) counts[expert] += __popc(same);
+        __syncwarp();
+    }
+    return of;
 }
 
-// Grid (experts), 32 warps. A block lists the choices of its expert in order, testing eight candidates per thread at a time. The first block also
-// marks choices of experts outside the grid.
-#define EACH 8
-extern "C" __global__ void __launch_bounds__(1024)
-    place_slots(int* offsets, int* slot_of, int* pair_of, const int* ids, const int* counts, int pairs, int experts, int rows, int first_expert) {
+// Counts the choices of a chunk. Returns the choices of this thread. Afterwards `of_experts` has the counts of each warp, `[WARPS, experts]`.
+__device__ __forceinline__ Choices count_chunk(const int* ids, int pairs, int first_expert, int experts) {
+    for (int i = threadIdx.x; i < WARPS * experts; i += blockDim.x) of_experts[i] = 0;
+    __syncthreads();
+    const int warp = threadIdx.x / 32;
+    const Choices of = count_part(of_experts + warp * experts, ids, blockIdx.x * PLACED + 256 * warp, pairs, first_expert, experts);
+    __syncthreads();
+    return of;
+}
+
+// Writes the offsets of groups with these counts. One warp.
+__device__ __forceinline__ void place_groups(int* offsets, const int* counts, int experts) {
+    int end = 0;
+    for (int start = 0; start < experts; start += 32) {
+        const int e = start + threadIdx.x, size = e < experts ? padded128(counts[e]) : 0;
+        int upto = size;
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xFFFFFFFF, upto, step);
+            if (threadIdx.x >= step) upto += other;
+        }
+        if (e < experts) offsets[e] = end + upto - size;
+        end += __shfl_sync(0xFFFFFFFF, upto, 31);
+    }
+    if (threadIdx.x == 0) offsets[experts] = end;
+}
+
+// Writes the slots of the choices of a thread. `of_experts` has the first slot of each warp and expert.
+__device__ __forceinline__ void place_part(int* slot_of, int* pair_of, const Choices& of, int experts, int pairs) {
+    const int warp = threadIdx.x / 32, first = blockIdx.x * PLACED + 256 * warp + threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        const int pair = first + 32 * k, expert = of.expert[k];
+        if (pair >= pairs) continue;
+        const int slot = expert < 0 ? -1 : of_experts[warp * experts + expert] + of.before[k];
+        slot_of[pair] = slot;
+        if (slot >= 0) pair_of[slot] = pair;
+    }
+}
+
+// Replaces the counts of warps by the first slots of warps, for the chunk that begins at slot `starts[e]` of each expert. All threads.
+__device__ __forceinline__ void start_warps(const int* starts, int experts) {
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        int at = starts[e];
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            const int count = of_experts[w * experts + e];
+            of_experts[w * experts + e] = at;
+            at += count;
+        }
+    }
+    __syncthreads();
+}
+
+// Marks the padding of groups. Every gridDim-th group is a block's.
+__device__ __forceinline__ void mark_padding(int* pair_of, const int* offsets, const int* counts, int experts) {
+    for (int e = blockIdx.x; e < experts; e += gridDim.x)
+        for (int row = offsets[e] + counts[e] + threadIdx.x; row < offsets[e + 1]; row += blockDim.x) pair_of[row] = -1;
+}
+
+// Grid (chunks). `of_chunks` is `[chunks, experts]`.
+extern "C" __global__ void __launch_bounds__(32 * WARPS) count_slots(int* of_chunks, const int* ids, int pairs, int first_expert, int experts) {
     start_successors();
     wait_for_predecessors();
-    __shared__ int of_warps[32];
-    const int e = blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32, count = counts[e];
-    int at = 0;
-    for (int g = threadIdx.x; g < e; g += blockDim.x) at += padded128(counts[g]);
-    at = block_sum(at);
-    const int end = at + padded128(count), until = e == experts - 1 ? rows : end;
-    if (threadIdx.x == 0) {
-        offsets[e] = at;
-        if (e == experts - 1) offsets[experts] = end;
+    count_chunk(ids, pairs, first_expert, experts);
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        int count = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) count += of_experts[w * experts + e];
+        of_chunks[(u64)blockIdx.x * experts + e] = count;
     }
-    for (int row = at + count + threadIdx.x; row < until; row += blockDim.x) pair_of[row] = -1;
-    for (int start = 0; start < pairs; start += EACH * blockDim.x) {
-        const int first = start + EACH * threadIdx.x;
-        u32 hits = 0;
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            if (first + k >= pairs) break;
-            const int id = ids[first + k] - first_expert;
-            if (id == e) hits |= 1u << k;
-            if (e == 0 && (id < 0 || id >= experts)) slot_of[first + k] = -1;
-        }
-        // Here all threads have finished reading the previous sums.
-        if (!__syncthreads_or(hits)) continue;
-        int before = __popc(hits);
-        for (int offset = 1; offset < 32; offset *= 2) {
-            const int other = __shfl_up_sync(0xFFFFFFFF, before, offset);
-            if (lane >= offset) before += other;
-        }
-        if (lane == 31) of_warps[warp] = before;
-        __syncthreads();
-        int slot = at + before - __popc(hits);
-        for (int w = 0; w < 32; w++) {
-            if (w < warp) slot += of_warps[w];
-            at += of_warps[w];
-        }
-#pragma unroll
-        for (int k = 0; k < EACH; k++) {
-            if (!(hits >> k & 1)) continue;
-            slot_of[first + k] = slot;
-            pair_of[slot] = first + k;
-            slot++;
+}
+
+// Replaces the counts of chunks by the first slots of chunks. One block.
+extern "C" __global__ void __launch_bounds__(1024) scan_slots(int* offsets, int* counts, int* of_chunks, int chunks, int experts) {
+    start_successors();
+    wait_for_predecessors();
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        int count = 0;
+#pragma unroll 8
+        for (int c = 0; c < chunks; c++) count += of_chunks[(u64)c * experts + e];
+        counts[e] = count;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) place_groups(offsets, counts, experts);
+    __syncthreads();
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        int at = offsets[e];
+#pragma unroll 8
+        for (int c = 0; c < chunks; c++) {
+            const u64 chunk = (u64)c * experts + e;
+            const int count = of_chunks[chunk];
+            of_chunks[chunk] = at;
+            at += count;
         }
     }
+}
+
+// Grid (chunks). `of_chunks` has the first slots of chunks.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    place_slots(int* slot_of, int* pair_of, const int* ids, const int* offsets, const int* counts, const int* of_chunks, int pairs, int first_expert, int experts) {
+    start_successors();
+    wait_for_predecessors();
+    const Choices of = count_chunk(ids, pairs, first_expert, experts);
+    start_warps(of_chunks + (u64)blockIdx.x * experts, experts);
+    place_part(slot_of, pair_of, of, experts, pairs);
+    mark_padding(pair_of, offsets, counts, experts);
+}
+
+// Places the choices of one chunk. One block.
+extern "C" __global__ void __launch_bounds__(32 * WARPS)
+    place_few_slots(int* offsets, int* counts, int* slot_of, int* pair_of, const int* ids, int pairs, int first_expert, int experts) {
+    start_successors();
+    wait_for_predecessors();
+    const Choices of = count_chunk(ids, pairs, first_expert, experts);
+    for (int e = threadIdx.x; e < experts; e += blockDim.x) {
+        int count = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) count += of_experts[w * experts + e];
+        counts[e] = count;
+    }
+    __syncthreads();
+    if (threadIdx.x < 32) place_groups(offsets, counts, experts);
+    __syncthreads();
+    start_warps(offsets, experts);
+    place_part(slot_of, pair_of, of, experts, pairs);
+    mark_padding(pair_of, offsets, counts, experts);
+}
+
+// Sets the rows after the last group to zero. Grid-stride loop over elements.
+extern "C" __global__ void clear_unused_rows(X* x, const int* end, int rows, int columns) {
+    const u64 first = (u64)*end * columns, all = (u64)rows * columns;
+    for (u64 i = first + grid_start(); i < all; i += grid_step()) store(x + i, 0.0f);
 }
 
 // Grid (rows / GATHERED_ROWS, columns / GATHERED_COLUMNS), 256 threads. Each thread has eight columns of some rows. Neighbouring blocks have the same
 // columns, which stay in L2 for all tokens.
 #define LANES (GATHERED_COLUMNS / 8)
 #define ROWS_AT_ONCE (256 / LANES)
-extern "C" __global__ void __launch_bounds__(256) gather(X* y, const X* x, const int* pair_of, const float* weights, int rows, int K, int C) {
+extern "C" __global__ void __launch_bounds__(256) gather(X* y, const X* x, const int* pair_of, const float* weights, const int* end, int rows, int K, int C) {
     start_successors();
     wait_for_predecessors();
+    if (is_unused(end, blockIdx.x * GATHERED_ROWS)) return;
     const int first = blockIdx.x * GATHERED_ROWS + threadIdx.x / LANES, column = blockIdx.y * GATHERED_COLUMNS + threadIdx.x % LANES * 8;
     if (column >= C) return;
     const bool wide = C % 8 == 0 && aligned(y, x);
@@ -171,7 +276,8 @@ extern "C" __global__ void __launch_bounds__(256) gather(X* y, const X* x, const
 // Grid (rows). Threads stride over words of 16 codes, and over the scales of a row. Scales of a row are `rows` elements apart, and `tokens` elements
 // in `from_scales`.
 extern "C" __global__ void gather_quantized(uint4* codes, float* scales, const uint4* from, const float* from_scales, const int* pair_of, int K,
-                                            int words, int blocks, int rows, int tokens) {
+                                            const int* end, int words, int blocks, int rows, int tokens) {
+    if (is_unused(end, blockIdx.x)) return;
     const int row = blockIdx.x, pair = pair_of[row], token = pair / K;
     for (int w = threadIdx.x; w < words; w += blockDim.x)
         codes[(u64)row * words + w] = pair < 0 ? make_uint4(0, 0, 0, 0) : from[(u64)token * words + w];

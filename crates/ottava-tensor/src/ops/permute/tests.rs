@@ -1,6 +1,9 @@
 use super::*;
 use crate::ops::destination::tests::{destinations, hostile};
-use crate::ops::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output};
+use crate::ops::{
+    Activation, CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, GroupedRows, Operand,
+    activation_backward_to, activation_to, dequantize, transpose,
+};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 
 /// Returns choices I32 `[tokens, chosen]` of `experts`, which differ within a token. If `favourite` is given, all tokens choose it.
@@ -68,8 +71,12 @@ fn permutations_agree_across_devices() {
             own.into_iter().for_each(|own| {
                 parity(&inputs, Tolerance::Exact, |t| {
                     let slots = slots(&t[0], own.clone())?;
-                    let gathered = gather_to(&t[1], &slots, None, Output::Plain)?.plain().expect("plain");
-                    let weighed = gather_to(&t[1], &slots, Some(&t[2]), Output::Plain)?.plain().expect("plain");
+                    let gather = |weights| {
+                        let mut rows = gather_to(&t[1], &slots, weights, Output::Plain)?.plain().expect("plain");
+                        clear_unused_rows(&mut rows, &slots.groups)?;
+                        Ok::<_, crate::Error>(rows)
+                    };
+                    let (gathered, weighed) = (gather(None)?, gather(Some(&t[2]))?);
                     let dots = normals("dots", &[slots.pair_of.len()], DType::F32).to_device(t[0].device())?;
                     Ok(vec![
                         combine(&gathered, &slots, Some(&t[2]), Some(&t[1]))?,
@@ -78,7 +85,7 @@ fn permutations_agree_across_devices() {
                         gathered,
                         weighed,
                         slots.slot_of,
-                        slots.pair_of,
+                        used(&slots.pair_of, &slots.groups)?,
                         slots.groups.offsets,
                         slots.groups.counts,
                     ])
@@ -88,20 +95,117 @@ fn permutations_agree_across_devices() {
     }
 }
 
+/// Returns the elements of `x`, I32 `[P]`, up to the end of the last group.
+fn used(x: &Tensor, groups: &Groups) -> Result<Tensor> {
+    let end = groups.offsets.to_vec::<i32>()?[groups.len()] as usize;
+    let used = &x.to_vec::<i32>()?[..end];
+    Tensor::from_slice(&Device::Cpu, &[end], used)
+}
+
+/// Each expert has one row more than a multiple of 128, so no row is unused.
 #[test]
 fn gathers_write_to_every_destination() {
-    for (tokens, chosen, experts, channels) in [(3, 2, 4, 7), (130, 2, 3, 144), (60, 4, 4, 272)] {
+    for (tokens, chosen, experts, channels) in [(2, 2, 4, 7), (258, 2, 4, 144), (1, 4, 4, 272)] {
+        let ids: Vec<i32> = (0..tokens * chosen).map(|pair| (pair % experts) as i32).collect();
         for dtype in [DType::F16, DType::BF16] {
             let inputs = [
-                choices(tokens, chosen, experts, None),
+                ids_of(&ids, [tokens, chosen]),
                 hostile("x", &[tokens, channels], dtype),
                 hostile("weights", &[tokens, chosen], DType::F32),
             ];
-            // With some of the experts, tokens may have no row.
-            for own in [0..experts, 1..experts / 2 + 1] {
-                let slots = |ids: &Tensor| slots(ids, own.clone());
-                destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0])?, None, output));
-                destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0])?, Some(&t[2]), output));
+            let slots = |ids: &Tensor| slots(ids, 0..experts);
+            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0])?, None, output));
+            destinations(&inputs, |t, output| gather_to(&t[1], &slots(&t[0])?, Some(&t[2]), output));
+        }
+    }
+}
+
+/// Returns the values of codes, along the rows and along the columns. The unused rows are set to zero.
+fn used_values(codes: &QuantizedTensor, groups: &Groups) -> Result<Vec<Tensor>> {
+    let mut all = vec![dequantize(Operand::Rows(codes), 1, DType::F32)?];
+    if codes.transposed.is_some() {
+        all.push(transpose(&dequantize(Operand::Columns(codes), 1, DType::F32)?)?);
+    }
+    all.iter_mut().try_for_each(|values| clear_unused_rows(values, groups))?;
+    Ok(all)
+}
+
+/// Returns what an op writes to each output in rows of `groups`: values, codes, amax and statistics.
+fn outputs(
+    device: &Device,
+    groups: &Groups,
+    granularity: Granularity,
+    op: impl Fn(Output) -> Result<Produced>,
+) -> Result<Vec<Tensor>> {
+    let mut plain = op(Output::Plain)?.plain().expect("plain");
+    clear_unused_rows(&mut plain, groups)?;
+    let mut amax = Tensor::zeros(device, &[1], DType::F32)?;
+    op(Output::Amax { amax: &mut amax })?;
+    let mut all = vec![plain, amax];
+    let given = Tensor::from_slice(device, &[1], &[3.7f32])?;
+    for copies in [CodeCopies::Rows, CodeCopies::Both] {
+        let scale = match granularity {
+            Granularity::PerTensor => CastScale::Given(&given),
+            _ => CastScale::Own(granularity, CurrentScaling { epsilon: 0.0, power_of_two: false }),
+        };
+        let statistics = &mut CastStatistics::new(device, 1)?;
+        let codes = op(Output::Fp8(Fp8Output { format: DType::E4M3, scale, copies, statistics, slot: 0 }))?;
+        all.extend(used_values(&codes.fp8().expect("codes"), groups)?);
+        let CastStatistics { amax, saturated, underflowed, elements, .. } = statistics;
+        all.extend([amax, saturated, underflowed, elements].map(|counts| counts.clone()));
+    }
+    Ok(all)
+}
+
+/// Kernels skip the rows after the last group, whatever these rows hold. What they write to the other rows, and the statistics, are as if unused rows
+/// were zeros. Some experts have no tokens, and in the last case no expert has.
+#[test]
+fn unused_rows_change_nothing() {
+    let (tokens, chosen, channels, how) = (300, 2, 512, Activation::SwiGlu);
+    let same = |what: &str, expected: Result<Vec<Tensor>>, got: Result<Vec<Tensor>>| {
+        for (part, (expected, got)) in expected.unwrap().iter().zip(&got.unwrap()).enumerate() {
+            assert_close(&format!("{what}, part {part}"), expected, got, Tolerance::Exact);
+        }
+    };
+    let ids: Vec<i32> = (0..tokens * chosen).map(|pair| [0, 2, 1, 2][pair % 4]).collect();
+    let (ids, x) = (ids_of(&ids, [tokens, chosen]), hostile("x", &[tokens, channels], DType::BF16));
+    for own in [1..2, 0..4, 3..5] {
+        let placed = slots(&ids, own.clone()).unwrap();
+        let (rows, end) = (placed.pair_of.len(), placed.groups.offsets.to_vec::<i32>().unwrap()[own.len()] as usize);
+        assert!(end < rows, "{own:?} has unused rows");
+        let dirty = |name: &str, columns: usize| {
+            let mut x = normals(name, &[rows, columns], DType::BF16);
+            x.copy_from(end, &hostile("unused", &[rows - end, columns], DType::BF16)).unwrap();
+            x
+        };
+        let [hidden, dy] = [dirty("hidden", channels), dirty("dy", channels / 2)];
+        for granularity in
+            [Granularity::PerTensor, Granularity::PerRow, Granularity::Blocks1x128, Granularity::MixedBlocks]
+        {
+            let gathered = |device: &Device| {
+                let (ids, x) = (ids.to_device(device)?, x.to_device(device)?);
+                let slots = slots(&ids, own.clone())?;
+                outputs(device, &slots.groups, granularity, |output| gather_to(&x, &slots, None, output))
+            };
+            for device in gpu() {
+                let what = |op: &str| format!("{op}, experts {own:?}, {granularity}");
+                same(&what("gather"), gathered(&Device::Cpu), gathered(&device));
+                let groups = slots(&ids.to_device(&device).unwrap(), own.clone()).unwrap().groups;
+                let [hidden, dy] = [&hidden, &dy].map(|x| x.to_device(&device).unwrap());
+                let [clean_hidden, clean_dy] = [&hidden, &dy].map(|x| {
+                    let mut x = x.duplicate().unwrap();
+                    clear_unused_rows(&mut x, &groups).unwrap();
+                    x
+                });
+                let of =
+                    |x: GroupedRows| outputs(&device, &groups, granularity, |output| activation_to(how, x, output));
+                same(&what("activation"), of((&clean_hidden).into()), of(groups.rows(&hidden)));
+                let of = |dy: GroupedRows, x: &Tensor| {
+                    outputs(&device, &groups, granularity, |output| {
+                        Ok(activation_backward_to(how, dy, x, output, None)?.0)
+                    })
+                };
+                same(&what("backward"), of((&clean_dy).into(), &clean_hidden), of(groups.rows(&dy), &hidden));
             }
         }
     }
@@ -132,18 +236,15 @@ fn gathered_codes_are_those_of_gathered_values() {
                 };
                 let expected = cast(&|output| gather_to(&x, &slots, None, output), copies);
                 let own = cast(&|output| output.apply(x.clone()), CodeCopies::Rows);
-                (expected, gather_quantized(&own, &slots, is_one).unwrap())
+                (expected, gather_quantized(&own, &slots, is_one).unwrap(), slots.groups)
             };
             for device in std::iter::once(Device::Cpu).chain(gpu()) {
-                let (expected, got) = on(&device);
+                let (expected, got, groups) = on(&device);
                 let what = format!("{granularity} of {tokens} tokens on {device}");
-                let same = |part: &str, a: &Tensor, b: &Tensor| {
-                    assert_close(&format!("{what}, {part}"), a, b, Tolerance::Exact);
-                };
-                same("codes", expected.codes.as_ref().unwrap(), got.codes.as_ref().unwrap());
-                same("scales", &expected.scale_inv, &got.scale_inv);
-                if let (Some(expected), Some(got)) = (&expected.transposed, &got.transposed) {
-                    same("transposed", expected, got);
+                let [expected, got] = [expected, got].map(|codes| used_values(&codes, &groups).unwrap());
+                assert_eq!(expected.len(), got.len());
+                for (expected, got) in expected.iter().zip(&got) {
+                    assert_close(&what, expected, got, Tolerance::Exact);
                 }
             }
         }

@@ -3,6 +3,7 @@ use crate::cuda::{Arg, CudaDevice, DEFAULT_SHARED_BYTES, Entry, Source};
 use crate::granularity::Granularity;
 use crate::ops::declaration::{AddressMut, kernels, pack};
 use crate::ops::destination::CastScale;
+use crate::ops::groups::{Groups, end_of};
 use crate::ops::launch::{self, BLOCK, Defines, TILE};
 use crate::quantized::QuantizedTensor;
 use crate::stored::ScaledTensor;
@@ -90,6 +91,8 @@ pub(in crate::ops) struct Producer<'a> {
     pub block: u32,
     /// The bytes of dynamic shared memory.
     pub shared: u32,
+    /// The groups of the rows. Rows after the last group are neither read nor written.
+    pub groups: Option<&'a Groups>,
     /// Raises the amaxes of rows and columns at two addresses, which may be null. `None` if the kernel itself finds the amaxes.
     pub raise: Option<&'a dyn Fn([u64; 2]) -> Result<()>>,
 }
@@ -113,7 +116,7 @@ pub(in crate::ops) unsafe fn produce(
     let mut entry = how.entry;
     if granularity != Granularity::PerRow {
         for (out, to) in outputs {
-            entry.args.extend(destination(out, to, [0; 2], how.dtype));
+            entry.args.extend(destination(out, to, how.groups, [0; 2], how.dtype));
         }
         let casts = how.source.kernel(casts, entry);
         // SAFETY: the caller's promise for the inputs, and the promise of `destination`.
@@ -133,7 +136,7 @@ pub(in crate::ops) unsafe fn produce(
             at += (n * DType::F32.size()) as u64;
             place
         });
-        entry.args.extend(destination(out, to, places, how.dtype));
+        entry.args.extend(destination(out, to, how.groups, places, how.dtype));
         if let Some(raise) = how.raise {
             raise(places)?;
         }
@@ -225,7 +228,8 @@ impl Row {
     }
 }
 
-/// Launches one of the `kernels` of `source`. `entry` is the entry of any of these kernels, with their inputs.
+/// Launches one of the `kernels` of `source`. `entry` is the entry of any of these kernels, with their inputs. Rows after the last of `groups` are
+/// neither read nor written.
 ///
 /// # Safety
 /// The inputs must fulfil the contract of [`CudaDevice::launch_early`].
@@ -235,15 +239,15 @@ pub(in crate::ops) unsafe fn produce_rows(
     kernels: RowKernels,
     dtype: DType,
     entry: Entry,
-    out: &mut QuantizedTensor,
-    to: &mut Fp8Output,
+    (out, to): (&mut QuantizedTensor, &mut Fp8Output),
+    groups: Option<&Groups>,
 ) -> Result<()> {
     if out.rows * out.columns == 0 {
         return Ok(());
     }
     let (name, Row { blocks, threads }) = kernels.choose(gpu, out)?;
     let defines = variant(dtype, out, false)?;
-    let args = [&entry.args[..], &destination(out, to, [0; 2], dtype)].concat();
+    let args = [&entry.args[..], &destination(out, to, groups, [0; 2], dtype)].concat();
     let kernel = source.kernel(defines, Entry { name, args });
     let grid = [QuantizedTensor::padded(out.rows) as u32 * blocks, 1, 1];
     // SAFETY: the caller's promise for the inputs, and the promise of `destination`; the blocks of each padded row have threads for its columns.
@@ -259,9 +263,10 @@ fn address(t: &mut Option<Tensor>) -> Arg {
 pub(in crate::ops) fn destination(
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
+    groups: Option<&Groups>,
     amaxes: [u64; 2],
     dtype: DType,
-) -> [Arg; 16] {
+) -> [Arg; 17] {
     let (scale, how) = match to.scale {
         CastScale::Given(scale) => (scale.device_ptr(), CurrentScaling::default()),
         CastScale::Own(_, how) => (0, how),
@@ -300,6 +305,7 @@ pub(in crate::ops) fn destination(
         scale_pitches,
         pack(how.epsilon.to_bits(), super::blocks::bound(dtype).to_bits()),
         Arg::U64(how.power_of_two.into()),
+        Arg::Ptr(end_of(groups).0),
     ]
 }
 
@@ -314,7 +320,7 @@ pub(in crate::ops) fn quantize(
     // SAFETY: `x` has `out.rows · out.columns` elements of its type.
     unsafe {
         match ROW_KERNELS.fit(gpu, out, x)? {
-            true => produce_rows(gpu, &SOURCE, ROW_KERNELS, x.dtype(), kernel::quantize_rows(x), out, to),
+            true => produce_rows(gpu, &SOURCE, ROW_KERNELS, x.dtype(), kernel::quantize_rows(x), (out, to), None),
             false => cast(gpu, kernel::quantize(x), x.dtype(), out, to),
         }
     }
@@ -362,6 +368,7 @@ unsafe fn cast(
         grid: tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: tile_bytes(1, out.granularity, dtype),
+        groups: None,
         raise: None,
     };
     // SAFETY: the caller's promise.

@@ -46,6 +46,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) quantize(const X* x, const 
 template <int EIGHTS> __device__ __forceinline__ void quantize_row(const X* x, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
+    if (skips_row(to)) return;
     const int row = cast_row_number();
     Eight<X> values[EIGHTS] = {};
 #pragma unroll

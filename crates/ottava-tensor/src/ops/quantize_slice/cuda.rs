@@ -59,7 +59,7 @@ pub(super) fn quantize(
     into: &mut QuantizedTensor,
     to: &mut Fp8Output,
 ) -> Result<()> {
-    let to = destination(into, to, [0; 2], dtype).to_vec();
+    let to = destination(into, to, None, [0; 2], dtype).to_vec();
     let entry = match x.dtype() == dtype {
         true => kernel::quantize_slice(amaxes, x, slice.start, x.len(), to),
         false => kernel::quantize_slice_rounded(amaxes, x, slice.start, x.len(), to),

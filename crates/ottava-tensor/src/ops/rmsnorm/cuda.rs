@@ -161,7 +161,9 @@ pub(super) fn rmsnorm_codes(
     if fits_registers(x, weights) && ROW_KERNELS.fit(gpu, out, x)? {
         let entry = kernel::rmsnorm_rows(rstd, x, weights.weight, bias_of(weights), eps);
         // SAFETY: `x` has `out.rows · out.columns` elements, the op has allocated `rstd`, and weight and bias have a value per column.
-        return unsafe { quantize::produce_rows(gpu, fp8(weights.kind), ROW_KERNELS, x.dtype(), entry, out, to) };
+        return unsafe {
+            quantize::produce_rows(gpu, fp8(weights.kind), ROW_KERNELS, x.dtype(), entry, (out, to), None)
+        };
     }
     // For per-row scales of rows and columns, the pass for `rstd` also finds the amaxes.
     let rstd_at = rstd.device_ptr_mut();
@@ -180,6 +182,7 @@ pub(super) fn rmsnorm_codes(
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
+        groups: None,
         raise: if by_rows { Some(&raise) } else { None },
     };
     // SAFETY: `x` has `out.rows · out.columns` elements, the op has allocated `rstd`, and weight and bias have a value per column.
@@ -228,6 +231,7 @@ pub(super) fn rmsnorm_strips(
         grid: [out.rows.div_ceil(STRIP).min(at_once) as u32, 1, 1],
         block: threads as u32,
         shared: shared_bytes(shared),
+        groups: None,
         raise: None,
     };
     // SAFETY: `x` has `out.rows · out.columns` elements, the op has allocated `rstd`, weight and bias have a value per column, and shared memory has

@@ -99,6 +99,7 @@ pub(super) fn rope_codes(
         grid: quantize::tiles(out.rows, out.columns, 2),
         block: BLOCK,
         shared: quantize::tile_bytes(2, out.granularity, x.dtype()),
+        groups: None,
         raise: None,
     };
     // SAFETY: `x` has `out.rows · out.columns` elements, and the table has a row for every position. `fuses` holds.

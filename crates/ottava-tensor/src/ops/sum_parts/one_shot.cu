@@ -3,14 +3,14 @@
 // A line of 128 bytes has 15 words of eight bytes with values, and the number of the call. NVLink does not divide a line that one instruction of a warp
 // stores, so a reader that sees the number of the call has the words of this call: lines need no fences and no flags. This is the protocol LL128 of NCCL.
 //
-// Each block has its own region of the inboxes and its own number of calls. Consecutive calls use different halves. The kernel of call i + 2 begins to send
-// when the kernel of call i + 1 of its rank has ended. That kernel has received lines from each other rank, which the other rank sent when its kernel of call
-// i had ended. So no rank reads this half any longer.
+// Each block has its own region of the inboxes, and its own number of calls. A call has as many lines as fit into the region, so a block makes several calls
+// for a large sum. Consecutive calls use different halves. A block begins to send the lines of call i + 2 when it has received the lines of call i + 1. Each
+// other rank sent these when it had read all lines of call i. So no rank reads this half any longer.
 
 #define VALUES (8 / (int)sizeof(X)) // of a word
 #define WORDS 15                    // of a line
 #define STEP (THREADS / 8)          // lines of a block that are processed at once
-#define LINES (STEP * EACH)         // of a block
+#define LINES (STEP * EACH)         // of a call of a block
 
 union Word {
     u64 bits;
@@ -73,41 +73,46 @@ __device__ __forceinline__ Word rounded(const float (&sum)[VALUES]) {
 extern "C" __global__ void __launch_bounds__(THREADS) sum_in_one_shot(X* y, const X* x, const X* addend, u64* calls, const u64* inboxes, int rank, int ranks, u64 n) {
     start_successors();
     const u64 words = (n + VALUES - 1) / VALUES, lines = (words + WORDS - 1) / WORDS, each = (lines + gridDim.x - 1) / gridDim.x;
-    const u64 first = blockIdx.x * each, end = min(first + each, lines), own = inboxes[rank];
+    const u64 last = min((blockIdx.x + 1) * each, lines), own = inboxes[rank];
     const int lane = threadIdx.x % 8;
     const bool has_number = lane == 7; // instead of a second word
     const auto part = words_of(x, n), addends = words_of(addend, n);
     const auto sums = words_of(y, n);
     wait_for_predecessors();
-    const u64 call = calls[blockIdx.x] + 1;
-    Pair mine[EACH];
+    u64 call = calls[blockIdx.x];
+#pragma unroll 1
+    for (u64 first = blockIdx.x * each; first < last; first += LINES) {
+        const u64 end = min(first + LINES, last);
+        call++;
+        Pair mine[EACH];
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        const u64 line = first + i * STEP + threadIdx.x / 8, at = line * WORDS + 2 * lane;
-        if (line >= end) continue;
-        mine[i].a = part.read(at);
-        if (has_number) mine[i].b.bits = call;
-        else mine[i].b = part.read(at + 1);
-        for (int other = 1; other < ranks; other++) send(place(inboxes[(rank + other) % ranks], call, rank, ranks) + i * THREADS, mine[i]);
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        // Uniform in the block.
-        if (first + i * STEP >= end) break;
-        const u64 line = first + i * STEP + threadIdx.x / 8, at = line * WORDS + 2 * lane;
-        const bool wants = line < end;
-        float a[VALUES], b[VALUES];
-        for (int source = 0; source < ranks; source++) {
-            Pair pair = mine[i];
-            if (source != rank) pair = receive(place(own, call, source, ranks) + i * THREADS, call, wants, has_number);
-            add(a, pair.a, source == 0), add(b, pair.b, source == 0);
+        for (int i = 0; i < EACH; i++) {
+            const u64 line = first + i * STEP + threadIdx.x / 8, at = line * WORDS + 2 * lane;
+            if (line >= end) continue;
+            mine[i].a = part.read(at);
+            if (has_number) mine[i].b.bits = call;
+            else mine[i].b = part.read(at + 1);
+            for (int other = 1; other < ranks; other++) send(place(inboxes[(rank + other) % ranks], call, rank, ranks) + i * THREADS, mine[i]);
         }
-        if (!wants) continue;
-        if (addend) add(a, addends.read(at), false), add(b, has_number ? Word{} : addends.read(at + 1), false);
-        sums.write(at, rounded(a));
-        if (!has_number) sums.write(at + 1, rounded(b));
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            // Uniform in the block.
+            if (first + i * STEP >= end) break;
+            const u64 line = first + i * STEP + threadIdx.x / 8, at = line * WORDS + 2 * lane;
+            const bool wants = line < end;
+            float a[VALUES], b[VALUES];
+            for (int source = 0; source < ranks; source++) {
+                Pair pair = mine[i];
+                if (source != rank) pair = receive(place(own, call, source, ranks) + i * THREADS, call, wants, has_number);
+                add(a, pair.a, source == 0), add(b, pair.b, source == 0);
+            }
+            if (!wants) continue;
+            if (addend) add(a, addends.read(at), false), add(b, has_number ? Word{} : addends.read(at + 1), false);
+            sums.write(at, rounded(a));
+            if (!has_number) sums.write(at + 1, rounded(b));
+        }
+        // All threads have read the lines of this call, and the number of calls.
+        __syncthreads();
     }
-    // All threads have read the number of the call.
-    __syncthreads();
     if (threadIdx.x == 0) calls[blockIdx.x] = call;
 }

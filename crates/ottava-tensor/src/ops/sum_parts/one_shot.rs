@@ -15,7 +15,7 @@ kernels! {
 /// The threads of a block.
 const THREADS: usize = 512;
 
-/// The most lines of each eight threads.
+/// The most lines of each eight threads in a call.
 const EACH: usize = 4;
 
 /// The most blocks. They run at once, so that a block that waits for lines of another rank does not keep other blocks from sending theirs.
@@ -30,6 +30,9 @@ const VALUE_BYTES: usize = 120;
 /// The lines that a block processes at once.
 const STEP: usize = THREADS / 8;
 
+/// The most bytes of a part. Each rank sends its part to each other rank. For larger parts and many ranks, ranks that add slices send fewer bytes.
+const MOST_BYTES: usize = 64 << 20;
+
 /// The memory in which the ranks of a group write parts of sums for each other.
 pub(crate) struct Inboxes {
     rank: usize,
@@ -40,8 +43,8 @@ pub(crate) struct Inboxes {
 }
 
 impl Inboxes {
-    /// Returns the bytes of a rank's inbox in a group of `ranks` ranks. Parts of two consecutive calls are kept: a rank that waits for the parts of a
-    /// call may already receive parts of the next call.
+    /// Returns the bytes of a rank's inbox in a group of `ranks` ranks. The lines of two consecutive calls are kept: a rank that waits for the lines of a
+    /// call may already receive lines of the next call.
     pub(crate) fn bytes(ranks: usize) -> usize {
         2 * ranks * BLOCKS * STEP * EACH * LINE_BYTES
     }
@@ -54,10 +57,9 @@ impl Inboxes {
         Ok(Inboxes { rank, addresses, calls: Tensor::zeros(device, &[BLOCKS], DType::I64)? })
     }
 
-    /// Returns whether a part has a size and a type that fit into an inbox.
+    /// Returns whether a part has a size and a type that a one-shot sum supports.
     pub(crate) fn fits(part: &Tensor) -> bool {
-        let lines = part.bytes().div_ceil(VALUE_BYTES);
-        launch::storage(part.dtype()).is_ok() && (1..=BLOCKS * STEP * EACH).contains(&lines)
+        launch::storage(part.dtype()).is_ok() && (1..=MOST_BYTES).contains(&part.bytes())
     }
 }
 
@@ -79,7 +81,7 @@ pub(crate) fn sum_in_one_shot(
     let blocks = x.bytes().div_ceil(VALUE_BYTES).div_ceil(STEP).min(BLOCKS);
     let entry = kernel::sum_in_one_shot(y, x, addend, calls, &*addresses, *rank, addresses.len(), x.len());
     let kernel = SOURCE.kernel(launch::storage(x.dtype())?, entry);
-    // SAFETY: `x`, `addend` and `y` have equally many elements, and their lines fit into the inboxes, which live until the process ends. Before it
+    // SAFETY: `x`, `addend` and `y` have equally many elements, and the lines of a call fit into the inboxes, which live until the process ends. Before it
     // waits, the kernel reads only the addresses, which never change.
     unsafe { gpu.launch_early(&kernel, [blocks as u32, 1, 1], THREADS as u32, 0) }
 }

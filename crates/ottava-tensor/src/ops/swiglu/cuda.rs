@@ -3,6 +3,7 @@ use crate::cuda::CudaDevice;
 use crate::ops::declaration::kernels;
 use crate::ops::destination::Fp8Output;
 use crate::ops::gemm::UnscaledProduct;
+use crate::ops::groups::{GroupedRows, end_of};
 use crate::ops::launch::{self, BLOCK};
 use crate::ops::quantize::{self, Producer, ROW_EIGHTS, RowKernels};
 use crate::ops::{CompressedTensor, SavedActivation};
@@ -29,15 +30,19 @@ kernels! {
         (Activation::Relu2) => [RELU2, UNGATED],
         (Activation::ClampedSwiGlu) => [CLAMPED],
     };
-    kernel swiglu(y: *mut X, x: *const X, hidden: i32);
-    kernel swiglu_backward(dx: *mut X, dy: *const X, x: *const X, hidden: i32);
-    kernel swiglu_backward_compressed(dx: *mut X, dy: *const X, codes: *const e4m3, scale_inv: *const u8, hidden: i32);
-    kernel swiglu_dots(dots: *mut f32, dy: *const X, x: *const X, hidden: i32);
-    kernel swiglu_dots_compressed(dots: *mut f32, dy: *const X, codes: *const e4m3, scale_inv: *const u8, hidden: i32);
-    kernel swiglu_amax(amax: *mut f32, x: *const X, rows: i32, hidden: i32);
-    kernel swiglu_backward_amax(amax: *mut f32, dy: *const X, x: *const X, rows: i32, hidden: i32);
+    kernel swiglu(y: *mut X, x: *const X, end: *const i32, hidden: i32);
+    kernel swiglu_backward(dx: *mut X, dy: *const X, x: *const X, end: *const i32, hidden: i32);
+    kernel swiglu_backward_compressed(
+        dx: *mut X, dy: *const X, codes: *const e4m3, scale_inv: *const u8, end: *const i32, hidden: i32
+    );
+    kernel swiglu_dots(dots: *mut f32, dy: *const X, x: *const X, end: *const i32, hidden: i32);
+    kernel swiglu_dots_compressed(
+        dots: *mut f32, dy: *const X, codes: *const e4m3, scale_inv: *const u8, end: *const i32, hidden: i32
+    );
+    kernel swiglu_amax(amax: *mut f32, x: *const X, end: *const i32, rows: i32, hidden: i32);
+    kernel swiglu_backward_amax(amax: *mut f32, dy: *const X, x: *const X, end: *const i32, rows: i32, hidden: i32);
     kernel swiglu_backward_amax_compressed(
-        amax: *mut f32, dy: *const X, codes: *const e4m3, scale_inv: *const u8, rows: i32, hidden: i32
+        amax: *mut f32, dy: *const X, codes: *const e4m3, scale_inv: *const u8, end: *const i32, rows: i32, hidden: i32
     );
     kernel swiglu_few_rows, swiglu_rows(x: *const X; Destination);
     kernel swiglu_product_few_rows, swiglu_product_rows(x: *const X, of_rows: *const f32, of_columns: *const f32; Destination);
@@ -56,19 +61,20 @@ const ROW_KERNELS: RowKernels = RowKernels { few: ("swiglu_few_rows", 256), many
 const PRODUCT_KERNELS: RowKernels =
     RowKernels { few: ("swiglu_product_few_rows", 256), many: Some("swiglu_product_rows") };
 
-pub(super) fn activation(gpu: &CudaDevice, how: Activation, x: &Tensor, y: &mut Tensor) -> Result<()> {
+pub(super) fn activation(gpu: &CudaDevice, how: Activation, x: GroupedRows, y: &mut Tensor) -> Result<()> {
     let [tokens, hidden] = y.dims("activation: y")?;
-    let kernel = plain(how).kernel(launch::storage(x.dtype())?, kernel::swiglu(y, x, hidden));
+    let entry = kernel::swiglu(y, x.matrix, end_of(x.groups), hidden);
+    let kernel = plain(how).kernel(launch::storage(x.matrix.dtype())?, entry);
     // Few rows leave most of the GPU idle, so their blocks have more threads.
     let threads = if tokens < gpu.sm_count() { 4 * BLOCK } else { BLOCK };
     // SAFETY: `x` has as many rows as `y`, `how.inputs()` times as wide. Each row has a block.
     unsafe { gpu.launch_early(&kernel, [tokens as u32, 1, 1], threads, 0) }
 }
 
-pub(super) fn activation_amax(gpu: &CudaDevice, how: Activation, x: &Tensor, amax: &mut Tensor) -> Result<()> {
-    let [tokens, width] = x.dims("activation: x")?;
-    let entry = kernel::swiglu_amax(amax, x, tokens, width / how.inputs());
-    let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
+pub(super) fn activation_amax(gpu: &CudaDevice, how: Activation, x: GroupedRows, amax: &mut Tensor) -> Result<()> {
+    let [tokens, width] = x.matrix.dims("activation: x")?;
+    let entry = kernel::swiglu_amax(amax, x.matrix, end_of(x.groups), tokens, width / how.inputs());
+    let kernel = plain(how).kernel(launch::storage(x.matrix.dtype())?, entry);
     // SAFETY: `x` has `tokens · width` elements, and `amax` has one.
     unsafe { gpu.launch(&kernel, launch::readers(gpu, tokens), BLOCK, 0) }
 }
@@ -83,7 +89,7 @@ pub(super) fn fuses_compression(how: Activation, x: &Tensor) -> bool {
 pub(super) fn activation_codes(
     gpu: &CudaDevice,
     how: Activation,
-    x: &Tensor,
+    GroupedRows { matrix: x, groups }: GroupedRows,
     compressed: Option<&mut CompressedTensor>,
     out: &mut QuantizedTensor,
     to: &mut Fp8Output,
@@ -91,7 +97,7 @@ pub(super) fn activation_codes(
     if compressed.is_none() && ROW_KERNELS.fit(gpu, out, x)? {
         let entry = kernel::swiglu_rows(x);
         // SAFETY: `x` has `out.rows · how.inputs() · out.columns` elements.
-        return unsafe { quantize::produce_rows(gpu, fp8(how), ROW_KERNELS, x.dtype(), entry, out, to) };
+        return unsafe { quantize::produce_rows(gpu, fp8(how), ROW_KERNELS, x.dtype(), entry, (out, to), groups) };
     }
     let entry = match compressed {
         Some(to) => kernel::swiglu_codes_compressing(x, &mut to.codes, &mut to.scale_inv),
@@ -104,6 +110,7 @@ pub(super) fn activation_codes(
         grid: quantize::tiles(out.rows, out.columns, 1),
         block: BLOCK,
         shared: quantize::tile_bytes(1, out.granularity, x.dtype()),
+        groups,
         raise: None,
     };
     // SAFETY: `x` and the codes of `compressed` have `out.rows · how.inputs() · out.columns` elements. `compressed` has a scale for each 16 codes.
@@ -125,20 +132,22 @@ pub(super) fn product_codes(
 ) -> Result<()> {
     let entry = kernel::swiglu_product_rows(&x.sums, x.row_scale_inv, x.column_scale_inv);
     // SAFETY: the sums have `how.inputs() · out.columns` columns and at least `out.rows` rows. Each row and each column has a scale.
-    unsafe { quantize::produce_rows(gpu, fp8(how), PRODUCT_KERNELS, x.sums.dtype(), entry, out, to) }
+    unsafe { quantize::produce_rows(gpu, fp8(how), PRODUCT_KERNELS, x.sums.dtype(), entry, (out, to), None) }
 }
 
 pub(super) fn activation_backward(
     gpu: &CudaDevice,
     how: Activation,
-    dy: &Tensor,
+    GroupedRows { matrix: dy, groups }: GroupedRows,
     x: &SavedActivation,
     dx: &mut Tensor,
 ) -> Result<()> {
-    let [tokens, hidden] = dy.dims("activation_backward: dy")?;
+    let ([tokens, hidden], end) = (dy.dims("activation_backward: dy")?, end_of(groups));
     let entry = match x {
-        SavedActivation::Exact(x) => kernel::swiglu_backward(dx, dy, x, hidden),
-        SavedActivation::Compressed(x) => kernel::swiglu_backward_compressed(dx, dy, &x.codes, &x.scale_inv, hidden),
+        SavedActivation::Exact(x) => kernel::swiglu_backward(dx, dy, x, end, hidden),
+        SavedActivation::Compressed(x) => {
+            kernel::swiglu_backward_compressed(dx, dy, &x.codes, &x.scale_inv, end, hidden)
+        }
     };
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: `x` and `dx` have as many rows as `dy`, `how.inputs()` times as wide. Each row has a block.
@@ -148,14 +157,14 @@ pub(super) fn activation_backward(
 pub(super) fn activation_dots(
     gpu: &CudaDevice,
     how: Activation,
-    dy: &Tensor,
+    GroupedRows { matrix: dy, groups }: GroupedRows,
     x: &SavedActivation,
     dots: &mut Tensor,
 ) -> Result<()> {
-    let [tokens, hidden] = dy.dims("activation_dots: dy")?;
+    let ([tokens, hidden], end) = (dy.dims("activation_dots: dy")?, end_of(groups));
     let entry = match x {
-        SavedActivation::Exact(x) => kernel::swiglu_dots(dots, dy, x, hidden),
-        SavedActivation::Compressed(x) => kernel::swiglu_dots_compressed(dots, dy, &x.codes, &x.scale_inv, hidden),
+        SavedActivation::Exact(x) => kernel::swiglu_dots(dots, dy, x, end, hidden),
+        SavedActivation::Compressed(x) => kernel::swiglu_dots_compressed(dots, dy, &x.codes, &x.scale_inv, end, hidden),
     };
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
     // SAFETY: `x` and `dy` have as many rows as `dots`. Rows of `x` are `how.inputs()` times as wide as rows of `dy`. Each row has a block.
@@ -165,15 +174,15 @@ pub(super) fn activation_dots(
 pub(super) fn activation_backward_amax(
     gpu: &CudaDevice,
     how: Activation,
-    dy: &Tensor,
+    GroupedRows { matrix: dy, groups }: GroupedRows,
     x: &SavedActivation,
     amax: &mut Tensor,
 ) -> Result<()> {
-    let [tokens, hidden] = dy.dims("activation_backward: dy")?;
+    let ([tokens, hidden], end) = (dy.dims("activation_backward: dy")?, end_of(groups));
     let entry = match x {
-        SavedActivation::Exact(x) => kernel::swiglu_backward_amax(amax, dy, x, tokens, hidden),
+        SavedActivation::Exact(x) => kernel::swiglu_backward_amax(amax, dy, x, end, tokens, hidden),
         SavedActivation::Compressed(x) => {
-            kernel::swiglu_backward_amax_compressed(amax, dy, &x.codes, &x.scale_inv, tokens, hidden)
+            kernel::swiglu_backward_amax_compressed(amax, dy, &x.codes, &x.scale_inv, end, tokens, hidden)
         }
     };
     let kernel = plain(how).kernel(launch::storage(x.dtype())?, entry);
@@ -194,7 +203,7 @@ pub(super) fn fuses_backward(dy: &Tensor, x: &SavedActivation, to: &Fp8Output, a
 pub(super) fn activation_backward_codes<'a>(
     gpu: &CudaDevice,
     how: Activation,
-    dy: &Tensor,
+    GroupedRows { matrix: dy, groups }: GroupedRows,
     x: &SavedActivation,
     (out, to): (&mut QuantizedTensor, &mut Fp8Output<'a>),
     activated: Option<&mut (QuantizedTensor, Fp8Output<'a>)>,
@@ -217,6 +226,7 @@ pub(super) fn activation_backward_codes<'a>(
         grid,
         block: BLOCK,
         shared: quantize::tile_bytes(how.inputs() - 1 + outputs.len(), granularity, x.dtype()),
+        groups,
         raise: None,
     };
     // SAFETY: `x` has as many elements as the gradient, `dy` and the activation have one for each `how.inputs()` elements, and `fuses_backward`

@@ -9,7 +9,9 @@ mod tests;
 use super::compress::{self, CompressedTensor, SavedActivation, compress};
 use super::destination::{Fp8Output, Output, Produced};
 use super::gemm::{self, gemm_nt};
+use super::groups::GroupedRows;
 use super::operand::{Accumulation, Operand};
+use super::permute::clear_unused_rows;
 use super::{expect_compute, quantize, real_type};
 use crate::{DType, Device, Error, QuantizedTensor, Result, Tensor};
 
@@ -70,24 +72,26 @@ pub fn activation(how: Activation, x: &Tensor) -> Result<Tensor> {
     Ok(activation_to(how, x, Output::Plain)?.plain().expect("a plain output gives a plain value"))
 }
 
-/// Computes [`activation`] and writes it to `output`.
-pub fn activation_to(how: Activation, x: &Tensor, output: Output) -> Result<Produced> {
+/// Computes [`activation`] and writes it to `output`. `x` may be a tensor or [`GroupedRows`].
+pub fn activation_to<'a>(how: Activation, x: impl Into<GroupedRows<'a>>, output: Output) -> Result<Produced> {
+    let rows: GroupedRows = x.into();
+    let x = rows.matrix;
     expect_compute("activation: x", x)?;
     let shape = how.shape(x.dims("activation: x")?)?;
     match (x.device(), output) {
         (Device::Cuda(gpu), Output::Fp8(mut to)) => {
             let mut quantized = quantize::prepare(&to, x.device(), shape[0], shape[1])?;
-            cuda::activation_codes(gpu, how, x, None, &mut quantized, &mut to)?;
+            cuda::activation_codes(gpu, how, rows, None, &mut quantized, &mut to)?;
             Ok(Produced::Fp8(quantized))
         }
         (Device::Cuda(gpu), Output::Amax { amax }) => {
             quantize::expect_amax(amax, x.device())?;
-            cuda::activation_amax(gpu, how, x, amax)?;
+            cuda::activation_amax(gpu, how, rows, amax)?;
             Ok(Produced::Measured)
         }
         (Device::Cuda(gpu), output) => {
             let mut y = Tensor::empty(x.device(), &shape, x.dtype())?;
-            cuda::activation(gpu, how, x, &mut y)?;
+            cuda::activation(gpu, how, rows, &mut y)?;
             output.apply(y)
         }
         (cpu, output) => {
@@ -123,21 +127,27 @@ pub fn product_activation_to(
     };
     match product {
         Some(product) => cuda::product_codes(gpu, how, &product, &mut quantized, &mut to)?,
-        None => cuda::activation_codes(gpu, how, &scaled()?, None, &mut quantized, &mut to)?,
+        None => cuda::activation_codes(gpu, how, (&scaled()?).into(), None, &mut quantized, &mut to)?,
     }
     Ok(Produced::Fp8(quantized))
 }
 
 /// Computes [`activation_to`], and compresses its input as [`compress()`], in one pass if possible.
-pub fn activation_compressing(how: Activation, x: &Tensor, output: Output) -> Result<(Produced, CompressedTensor)> {
+pub fn activation_compressing<'a>(
+    how: Activation,
+    x: impl Into<GroupedRows<'a>>,
+    output: Output,
+) -> Result<(Produced, CompressedTensor)> {
+    let rows: GroupedRows = x.into();
+    let x = rows.matrix;
     match (x.device(), output) {
         (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(how, x) => {
             let ([rows, columns], mut compressed) = (how.shape(x.dims("activation: x")?)?, compress::prepare(x)?);
             let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-            cuda::activation_codes(gpu, how, x, Some(&mut compressed), &mut quantized, &mut to)?;
+            cuda::activation_codes(gpu, how, rows, Some(&mut compressed), &mut quantized, &mut to)?;
             Ok((Produced::Fp8(quantized), compressed))
         }
-        (_, output) => Ok((activation_to(how, x, output)?, compress(x)?)),
+        (_, output) => Ok((activation_to(how, rows, output)?, compress(x)?)),
     }
 }
 
@@ -150,15 +160,18 @@ pub fn activation_backward(how: Activation, dy: &Tensor, x: impl Into<SavedActiv
 /// Computes [`activation_backward`] and writes it to `output`. With `activated`, also recomputes [`activation_to`], in one pass if possible. Wgrad of
 /// the next linear reads the recomputed activation, so forward need not keep it.
 ///
+/// `dy` may be a tensor or [`GroupedRows`].
+///
 /// Errors if `activated` is given with [`Output::Amax`], because the op runs again after that.
-pub fn activation_backward_to(
+pub fn activation_backward_to<'a>(
     how: Activation,
-    dy: &Tensor,
+    dy: impl Into<GroupedRows<'a>>,
     x: impl Into<SavedActivation>,
     output: Output,
     activated: Option<Fp8Output>,
 ) -> Result<(Produced, Option<QuantizedTensor>)> {
-    let x = &x.into();
+    let (x, rows): (_, GroupedRows) = (&x.into(), dy.into());
+    let (dy, groups) = (rows.matrix, rows.groups);
     if activated.is_some() && matches!(output, Output::Amax { .. }) {
         return Err(Error::Value(
             "activation_backward: an amax alone is measured, and codes of the activation are wanted too".into(),
@@ -178,17 +191,20 @@ pub fn activation_backward_to(
                 Some(to) => Some((quantize::prepare(&to, x.device(), tokens, hidden)?, to)),
                 None => None,
             };
-            cuda::activation_backward_codes(gpu, how, dy, x, (&mut dx, &mut to), activated.as_mut())?;
+            cuda::activation_backward_codes(gpu, how, rows, x, (&mut dx, &mut to), activated.as_mut())?;
             return Ok((Produced::Fp8(dx), activated.map(|(codes, _)| codes)));
         }
         (Device::Cuda(gpu), Output::Amax { amax }) => {
             quantize::expect_amax(amax, x.device())?;
-            cuda::activation_backward_amax(gpu, how, dy, x, amax)?;
+            cuda::activation_backward_amax(gpu, how, rows, x, amax)?;
             Produced::Measured
         }
         (Device::Cuda(gpu), output) => {
             let mut dx = empty()?;
-            cuda::activation_backward(gpu, how, dy, x, &mut dx)?;
+            cuda::activation_backward(gpu, how, rows, x, &mut dx)?;
+            if let (Output::Fp8(_), Some(groups)) = (&output, groups) {
+                clear_unused_rows(&mut dx, groups)?;
+            }
             output.apply(dx)?
         }
         (cpu, output) => {
@@ -199,16 +215,21 @@ pub fn activation_backward_to(
         }
     };
     let activated = match activated {
-        Some(to) => activation_to(how, &x.value()?, Output::Fp8(to))?.fp8(),
+        Some(to) => activation_to(how, GroupedRows { matrix: &x.value()?, groups }, Output::Fp8(to))?.fp8(),
         None => None,
     };
     Ok((produced, activated))
 }
 
 /// Returns `dots[t] = Σ_f dy[t, f] · activation(x)[t, f]`, `[T]` in F32 (F64 for F64), for `x` as in [`activation`] and `dy` `[T, F]`. If the
-/// activations of a row are multiplied by a factor, this is the gradient by the factor.
-pub fn activation_dots(how: Activation, dy: &Tensor, x: impl Into<SavedActivation>) -> Result<Tensor> {
-    let x = &x.into();
+/// activations of a row are multiplied by a factor, this is the gradient by the factor. `dy` may be a tensor or [`GroupedRows`].
+pub fn activation_dots<'a>(
+    how: Activation,
+    dy: impl Into<GroupedRows<'a>>,
+    x: impl Into<SavedActivation>,
+) -> Result<Tensor> {
+    let (x, rows): (_, GroupedRows) = (&x.into(), dy.into());
+    let dy = rows.matrix;
     let [tokens, hidden] = how.shape(x.dims("activation_dots: x")?)?;
     dy.expect("activation_dots: dy", &[tokens, hidden])?;
     expect_compute("activation_dots: dy", dy)?;
@@ -216,7 +237,7 @@ pub fn activation_dots(how: Activation, dy: &Tensor, x: impl Into<SavedActivatio
     dy.expect_device("activation_dots: dy", x.device())?;
     let mut dots = Tensor::empty(x.device(), &[tokens], real_type(x.dtype()))?;
     if let Device::Cuda(gpu) = x.device() {
-        cuda::activation_dots(gpu, how, dy, x, &mut dots)?;
+        cuda::activation_dots(gpu, how, rows, x, &mut dots)?;
     } else {
         let value = x.value()?;
         x.device().on_cpu(|| cpu::activation_dots(how, dy, &value, &mut dots));

@@ -57,9 +57,10 @@ __device__ __forceinline__ Eight<X> ups8(const X* from, int F) {
 
 #ifndef FORMAT
 // Grid (rows). The pointers are not `__restrict__`, because reads could then move before the wait.
-extern "C" __global__ void __launch_bounds__(1024) swiglu(X* y, const X* x, int F) {
+extern "C" __global__ void __launch_bounds__(1024) swiglu(X* y, const X* x, const int* end, int F) {
     start_successors();
     wait_for_predecessors();
+    if (is_unused(end, blockIdx.x)) return;
     y += (u64)blockIdx.x * F;
     x += (u64)blockIdx.x * HALVES * F;
     const int eights = F % 8 == 0 && aligned(y, x) ? F / 8 : 0;
@@ -75,8 +76,9 @@ extern "C" __global__ void __launch_bounds__(1024) swiglu(X* y, const X* x, int 
 }
 
 // One block per row.
-template <class Saved> __device__ __forceinline__ void backward_row(X* dx, const X* dy, const Saved& x, int F) {
+template <class Saved> __device__ __forceinline__ void backward_row(X* dx, const X* dy, const Saved& x, const int* end, int F) {
     const u64 row = blockIdx.x;
+    if (is_unused(end, row)) return;
     dx += row * HALVES * F;
     dy += row * F;
     const int eights = x.wide(F) && aligned(dx, dy) ? F / 8 : 0;
@@ -102,18 +104,19 @@ template <class Saved> __device__ __forceinline__ void backward_row(X* dx, const
     }
 }
 extern "C" __global__ void __launch_bounds__(256) swiglu_backward(X* __restrict__ dx, const X* __restrict__ dy,
-                                                                  const X* __restrict__ x, int F) {
-    backward_row(dx, dy, Exact<X>{x, HALVES * F}, F);
+                                                                  const X* __restrict__ x, const int* end, int F) {
+    backward_row(dx, dy, Exact<X>{x, HALVES * F}, end, F);
 }
 extern "C" __global__ void __launch_bounds__(256)
     swiglu_backward_compressed(X* __restrict__ dx, const X* __restrict__ dy, const e4m3* __restrict__ codes,
-                               const unsigned char* __restrict__ scale_inv, int F) {
-    backward_row(dx, dy, Compressed<X>{codes, scale_inv, HALVES * F}, F);
+                               const unsigned char* __restrict__ scale_inv, const int* end, int F) {
+    backward_row(dx, dy, Compressed<X>{codes, scale_inv, HALVES * F}, end, F);
 }
 
 // Sums the products of `dy` and the activations of a row. One block per row.
-template <class Saved> __device__ __forceinline__ void dots_row(float* dots, const X* dy, const Saved& x, int F) {
+template <class Saved> __device__ __forceinline__ void dots_row(float* dots, const X* dy, const Saved& x, const int* end, int F) {
     const u64 row = blockIdx.x;
+    if (is_unused(end, row)) return;
     dy += row * F;
     const int eights = x.wide(F) && aligned(dy) ? F / 8 : 0;
     float sum = 0.0f;
@@ -128,18 +131,19 @@ template <class Saved> __device__ __forceinline__ void dots_row(float* dots, con
     sum = block_sum(sum);
     if (threadIdx.x == 0) dots[row] = sum;
 }
-extern "C" __global__ void __launch_bounds__(256) swiglu_dots(float* dots, const X* dy, const X* x, int F) {
-    dots_row(dots, dy, Exact<X>{x, HALVES * F}, F);
+extern "C" __global__ void __launch_bounds__(256) swiglu_dots(float* dots, const X* dy, const X* x, const int* end, int F) {
+    dots_row(dots, dy, Exact<X>{x, HALVES * F}, end, F);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_dots_compressed(float* dots, const X* dy, const e4m3* codes, const unsigned char* scale_inv, int F) {
-    dots_row(dots, dy, Compressed<X>{codes, scale_inv, HALVES * F}, F);
+    swiglu_dots_compressed(float* dots, const X* dy, const e4m3* codes, const unsigned char* scale_inv, const int* end, int F) {
+    dots_row(dots, dy, Compressed<X>{codes, scale_inv, HALVES * F}, end, F);
 }
 
 // Raises only the amax. Each block processes every gridDim-th row.
-extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const X* __restrict__ x, int rows, int F) {
+extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const X* __restrict__ x, const int* end, int rows, int F) {
     const int eights = F % 8 == 0 && aligned(x) ? F / 8 : 0;
     float largest = 0.0f;
+    if (end) rows = *end;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         const X* from = x + (u64)row * HALVES * F;
 #pragma unroll 4
@@ -159,9 +163,10 @@ extern "C" __global__ void __launch_bounds__(256) swiglu_amax(float* amax, const
     block_raise(amax, largest);
 }
 
-template <class Saved> __device__ __forceinline__ void backward_amax(float* amax, const X* dy, const Saved& x, int rows, int F) {
+template <class Saved> __device__ __forceinline__ void backward_amax(float* amax, const X* dy, const Saved& x, const int* end, int rows, int F) {
     const int eights = x.wide(F) && aligned(dy) ? F / 8 : 0;
     float largest = 0.0f;
+    if (end) rows = *end;
     for (int row = blockIdx.x; row < rows; row += gridDim.x) {
         const X* d = dy + (u64)row * F;
 #pragma unroll 2
@@ -191,13 +196,13 @@ template <class Saved> __device__ __forceinline__ void backward_amax(float* amax
     block_raise(amax, largest);
 }
 extern "C" __global__ void __launch_bounds__(256)
-    swiglu_backward_amax(float* amax, const X* __restrict__ dy, const X* __restrict__ x, int rows, int F) {
-    backward_amax(amax, dy, Exact<X>{x, HALVES * F}, rows, F);
+    swiglu_backward_amax(float* amax, const X* __restrict__ dy, const X* __restrict__ x, const int* end, int rows, int F) {
+    backward_amax(amax, dy, Exact<X>{x, HALVES * F}, end, rows, F);
 }
 extern "C" __global__ void __launch_bounds__(256)
     swiglu_backward_amax_compressed(float* amax, const X* __restrict__ dy, const e4m3* __restrict__ codes,
-                                    const unsigned char* __restrict__ scale_inv, int rows, int F) {
-    backward_amax(amax, dy, Compressed<X>{codes, scale_inv, HALVES * F}, rows, F);
+                                    const unsigned char* __restrict__ scale_inv, const int* end, int rows, int F) {
+    backward_amax(amax, dy, Compressed<X>{codes, scale_inv, HALVES * F}, end, rows, F);
 }
 #else
 __device__ __forceinline__ Eight<X> activated(const Eight<X>& gate, const Eight<X>& up) {
@@ -240,6 +245,7 @@ struct ProductActivations : Activations {
 template <int EIGHTS, class Values> __device__ __forceinline__ void activated_row(const Values& of, const Destination& to) {
     if constexpr (SHARING != PerRow) return;
     start_row();
+    if (skips_row(to)) return;
     const int row = cast_row_number();
     Eight<X> values[EIGHTS] = {};
 #pragma unroll
@@ -368,6 +374,9 @@ __device__ __forceinline__ void backward_tiles_of(const Destination& to, const D
 // Whole tiles that write both `codes` and `transposed` use a variant without bounds checks and without checks for null pointers.
 template <bool ACTIVATED, class Saved>
 __device__ __forceinline__ void backward_tiles(const Destination& to, const Destination& activation, const X* dy, const Saved& x) {
+    const bool first = blockIdx.x == 0 && blockIdx.y == 0;
+    if (ACTIVATED) skips(activation, first_row(), first);
+    if (skips(to, first_row(), first)) return;
     // Gradients never have scales of 128x128 blocks.
     const bool is_whole = SHARING != Blocks128x128 && first_row() + TILE <= to.rows && (blockIdx.x + 1) * TILE <= to.columns / HALVES;
     if (is_whole && to.codes && to.transposed) backward_tiles_of<ACTIVATED, true>(to, activation, dy, x);
