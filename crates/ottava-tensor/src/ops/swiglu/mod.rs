@@ -138,16 +138,16 @@ pub fn activation_compressing<'a>(
     x: impl Into<GroupedRows<'a>>,
     output: Output,
 ) -> Result<(Produced, CompressedTensor)> {
-    let rows: GroupedRows = x.into();
-    let x = rows.matrix;
+    let grouped: GroupedRows = x.into();
+    let x = grouped.matrix;
     match (x.device(), output) {
         (Device::Cuda(gpu), Output::Fp8(mut to)) if x.shape().len() == 2 && cuda::fuses_compression(how, x) => {
             let ([rows, columns], mut compressed) = (how.shape(x.dims("activation: x")?)?, compress::prepare(x)?);
             let mut quantized = quantize::prepare(&to, x.device(), rows, columns)?;
-            cuda::activation_codes(gpu, how, rows, Some(&mut compressed), &mut quantized, &mut to)?;
+            cuda::activation_codes(gpu, how, grouped, Some(&mut compressed), &mut quantized, &mut to)?;
             Ok((Produced::Fp8(quantized), compressed))
         }
-        (_, output) => Ok((activation_to(how, rows, output)?, compress(x)?)),
+        (_, output) => Ok((activation_to(how, grouped, output)?, compress(x)?)),
     }
 }
 
