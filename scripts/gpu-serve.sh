@@ -53,6 +53,6 @@ serve() {
 for round in $(seq "${ROUNDS:-2}"); do
     for gpus in $(seq "${GPUS:-1}"); do
         serve "gpus-$gpus-$round" --gpus "$gpus"
-        serve "gpus-$gpus-async-$round" --gpus "$gpus" --async-scheduling
+        serve "gpus-$gpus-no-async-$round" --gpus "$gpus" --no-async-scheduling
     done
 done

@@ -3,9 +3,11 @@
 
     torch_experts.py products [--tokens 16384]      grouped GEMMs in BF16 and in FP8 with per-row scales (all 1)
     torch_experts.py train [--micro-batch 4]        training steps of OLMoE-1B-7B's shape with transformers in BF16
+    torch_experts.py gpt-oss [--micro-batch 1]      decoding of gpt-oss-20b's shape, and steps of adapters on its attention with PEFT, in BF16
 
 Group sizes are those of `ottava bench gemm --model`: 0.3 to 1.7 times the mean. Rates do not count padding. Training uses random tokens, grouped GEMMs,
-torch.compile and fused AdamW; weights and optimizer states are BF16.
+torch.compile and fused AdamW; weights and optimizer states are BF16. gpt-oss has eager attention, which is the implementation of transformers that
+supports its sinks without further packages; a step of adapters has rows of 4,096 tokens and gradient checkpointing.
 """
 import argparse
 import time
@@ -123,15 +125,70 @@ def train(micro_batch, sequence=4096, steps=8):
     )
 
 
+def gpt_oss(micro_batch, sequence=4096, steps=6, context=1024):
+    import transformers
+    from transformers import DynamicCache, GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(
+        num_hidden_layers=24, num_local_experts=32, num_experts_per_tok=4, vocab_size=201088, hidden_size=2880, intermediate_size=2880, head_dim=64,
+        num_attention_heads=64, num_key_value_heads=8, sliding_window=128, attn_implementation="eager", experts_implementation="grouped_mm",
+    )
+    with torch.device("cuda"):
+        torch.set_default_dtype(torch.bfloat16)
+        model = GptOssForCausalLM(config)
+        torch.set_default_dtype(torch.float32)
+    model.eval()
+    for batch in (1, 16, 64):
+        cache = DynamicCache(config=config)
+        ids = torch.randint(0, config.vocab_size, (batch, context), device="cuda")
+        with torch.no_grad():
+            for start in range(0, context, 256):
+                model(input_ids=ids[:, start : start + 256], past_key_values=cache, logits_to_keep=1)
+            times = []
+            for _ in range(12):
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                model(input_ids=ids[:, :1], past_key_values=cache)
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - start)
+        median = sorted(times)[len(times) // 2]
+        print(f"transformers {transformers.__version__}, batch {batch}: {batch / median:.0f} tokens/s, {1e3 * median:.2f} ms", flush=True)
+        del cache
+        torch.cuda.empty_cache()
+    import peft
+
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.enable_input_require_grads()
+    model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"]))
+    model.train()
+    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4, fused=True)
+    times = []
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(steps):
+        ids = torch.randint(0, config.vocab_size, (micro_batch, sequence), device="cuda")
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        with torch.autocast("cuda", torch.bfloat16):
+            model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    median, peak = sorted(times[2:])[len(times[2:]) // 2], torch.cuda.max_memory_allocated() / 2**30
+    print(f"PEFT {peft.__version__}: {micro_batch * sequence / median:.0f} tokens/s, {1e3 * median:.1f} ms, {peak:.1f} GiB", flush=True)
+
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("what", choices=["products", "train"])
+parser.add_argument("what", choices=["products", "train", "gpt-oss"])
 parser.add_argument("--tokens", type=int, default=16384)
-parser.add_argument("--micro-batch", type=int, default=4)
+parser.add_argument("--micro-batch", type=int)
 arguments = parser.parse_args()
 if not torch.cuda.is_available():
     parser.exit(1, "torch_experts.py needs a GPU, and torch finds none\n")
 torch.manual_seed(0)
 if arguments.what == "products":
     products(arguments.tokens)
+elif arguments.what == "gpt-oss":
+    gpt_oss(arguments.micro_batch or 1)
 else:
-    train(arguments.micro_batch)
+    train(arguments.micro_batch or 4)

@@ -60,7 +60,7 @@ impl EngineOptions {
                 prefix_caching: true,
                 saved_states: states.saved,
                 batch_invariant: false,
-                async_scheduling: false,
+                async_scheduling: true,
                 logprobs_mode: LogprobsMode::default(),
             }
         };

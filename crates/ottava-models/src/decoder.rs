@@ -356,6 +356,11 @@ impl Decoder {
         Head::losses(normed, weight, &loan, targets, output, &*self.ranks)
     }
 
+    /// Returns the sum of `x` over the ranks that divide sequences.
+    pub fn sum_over_sequences(&self, x: &Tensor) -> Result<Tensor> {
+        self.ranks.sum(Axis::Context, "sums of sequences", x, None)
+    }
+
     /// Returns the last stage of this process. It has the head if the process has the head.
     fn head(&self) -> &Stage {
         self.stages.last().expect("a process has a stage")

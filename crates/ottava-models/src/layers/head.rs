@@ -197,7 +197,7 @@ impl Head {
         output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
-        let Some((how, dtype)) = output.of_logits(x.dtype()) else { return score_losses(x, weight, loan, targets) };
+        let Some((how, dtype)) = output.of_logits(x.dtype()) else { return score_losses(x, weight, loan, targets, ranks) };
         let x = ranks.gather(Axis::Tensor, weight.identity.name(), x)?;
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
         let weight = padded_for(part, weight.read(loan)?)?;
@@ -226,8 +226,10 @@ impl Head {
         ranks: &dyn LayerRanks,
     ) -> Result<(Tensor, Tensor)> {
         let Some((how, _)) = output.of_logits(x.dtype()) else {
-            let losses = score_losses(x, weight, loan, targets)?;
-            let dscores = negate_targets(scale, targets, x.dtype())?.reshape(&[targets.len(), 1])?;
+            let losses = score_losses(x, weight, loan, targets, ranks)?;
+            let own = ranks.place(Axis::Tensor).range(targets.len());
+            let dscores = negate_targets(scale, targets, x.dtype())?.rows(own.start, own.end)?;
+            let dscores = dscores.reshape(&[own.len(), 1])?;
             if weight.is_trained() {
                 let (a, b) = (Operand::plain_transposed(&dscores), Operand::plain_transposed(x));
                 weight.gradient.add_product(WgradProduct::exact(a, b))?;
@@ -322,10 +324,12 @@ fn dgrad(dy: &Tensor, weight: &Tensor, out: DType) -> Result<Tensor> {
     Ok(gemm_nt(Operand::plain(dy), Operand::plain_transposed(weight), out, Accumulation::Exact)?)
 }
 
-/// Returns minus the scores of tokens with a target, in F32 (F64 for F64), because differences of rewards can be smaller than a BF16 step.
-fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor) -> Result<Tensor> {
+/// Returns minus the scores of tokens with a target, in F32 (F64 for F64), because differences of rewards can be smaller than a BF16 step. Ranks that
+/// divide tensors divide the tokens of `x`, and gather the scores.
+fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
     let real = real_type(x.dtype());
-    let scores = Head::logits(x, weight, loan, real)?.reshape(&[targets.len()])?;
+    let scores = Head::logits(x, weight, loan, real)?.reshape(&[x.shape()[0]])?;
+    let scores = ranks.gather(Axis::Tensor, weight.identity.name(), &scores)?;
     Ok(negate_targets(&scores, targets, real)?)
 }
 

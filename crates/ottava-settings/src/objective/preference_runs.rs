@@ -1,6 +1,6 @@
 //! Checks of the settings of a run on preferences.
 
-use crate::{ParallelConfig, RunConfig};
+use crate::RunConfig;
 use ottava_common::error::{Error, Result};
 use ottava_data::{Formatting, Packing};
 use ottava_models::{ConfigFile, is_reward_model, reward_model};
@@ -34,15 +34,6 @@ impl RunConfig {
             return Err(Error::Config(
                 "[[data.datasets]] has several sets, and the data are preferences, which are not mixed; name all files in `data.train_files`".into(),
             ));
-        }
-        let ParallelConfig { context, tensor, expert, .. } = self.parallel;
-        for (key, ranks) in [("context", context), ("tensor", tensor), ("expert", expert)] {
-            if ranks > 1 {
-                return Err(Error::Config(format!(
-                    "`parallel.{key}` is {ranks}, and the data are preferences, which are trained with data and pipeline parallelism only; set it \
-                     to 1"
-                )));
-            }
         }
         match self.data.packing {
             Packing::Auto | Packing::None => self.data.packing = Packing::None,

@@ -18,9 +18,12 @@ pub struct Decoding {
     /// results never depend on the batch.
     #[arg(long)]
     batch_invariant: bool,
-    /// Launch each decode step before the host has read the tokens of the step before, where the settings of all requests allow it. Results do not
-    /// change. Not tried on a GPU yet.
-    #[arg(long)]
+    /// Launch each decode step only after the host has read the tokens of the step before. By default, a step is launched earlier where the settings of
+    /// all requests allow it. Results do not change.
+    #[arg(long, overrides_with = "async_scheduling")]
+    no_async_scheduling: bool,
+    /// The default, which turns off an earlier --no-async-scheduling.
+    #[arg(long, hide = true)]
     async_scheduling: bool,
     /// Speculative decoding: propose several tokens and verify them in one step. '{"method": "ngram", "num_speculative_tokens": 4,
     /// "prompt_lookup_max": 4, "prompt_lookup_min": 2}' proposes by prompt lookup, '{"model": "FOLDER", "num_speculative_tokens": 4}' by a draft
@@ -123,8 +126,8 @@ impl Decoding {
         options: EngineOptions,
     ) -> Result<Engine> {
         ranks.expect_equal("the speculative configuration", &format!("{:?}", self.speculative_config))?;
-        let Decoding { batch_invariant, async_scheduling, .. } = *self;
-        let mut options = EngineOptions { batch_invariant, async_scheduling, ..options };
+        let Decoding { batch_invariant, no_async_scheduling, .. } = *self;
+        let mut options = EngineOptions { batch_invariant, async_scheduling: !no_async_scheduling, ..options };
         if !options.prefix_caching && self.speculative_config.is_none() {
             options.saved_states = 0;
         }

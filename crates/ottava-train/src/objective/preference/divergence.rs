@@ -7,6 +7,7 @@ use ottava_common::error::Result;
 use ottava_data::Batch;
 use ottava_models::Decoder;
 use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_tensor::comm::Axis;
 
 /// Sets the estimated divergence of each loaded micro-batch: the mean of policy minus reference log-probabilities over the mismatched `rows` of all
 /// ranks, at least 0. `reference` holds the reference log-probabilities; `None` computes them by the model without its adapters.
@@ -32,7 +33,8 @@ pub(super) fn estimate(
     let ranks = partition.ranks();
     let all = ranks.gather_lists("the divergence from the reference model", &sums)?;
     let (_, others) = ranks.rows();
-    let of_losses: Vec<&Vec<f64>> = ranks.of_losses(&all).collect();
+    // Ranks that divide sequences have the same numbers, and are neighbours.
+    let of_losses: Vec<&Vec<f64>> = ranks.of_losses(&all).step_by(ranks.place(Axis::Context).ranks).collect();
     let kl = |(micro_batch, rows): (usize, &&Batch)| {
         let sum: f64 = of_losses.iter().map(|sums| sums[micro_batch]).sum();
         (sum / (rows.rows * others) as f64).max(0.0)

@@ -1,6 +1,7 @@
 //! The log-probabilities or rewards of records, and their losses.
 
 use super::how::Preference;
+use super::loss::log_probs;
 use super::sums::{PreferenceSums, Sequences};
 use crate::evaluate::round;
 use crate::step::host::values;
@@ -11,7 +12,7 @@ use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{PreferenceLoss, PreferenceTargets, preference_loss, sequence_log_probs};
+use ottava_tensor::ops::{PreferenceLoss, PreferenceTargets, preference_loss};
 use ottava_tensor::{Device, Tensor};
 use std::sync::Arc;
 
@@ -42,7 +43,7 @@ pub fn row_log_probs(
     let place = partition.ranks().place(Axis::Context);
     let micro_batches = batches.iter().map(|batch| MicroBatch::new(batch, model.device(), place));
     let losses = token_losses(model, &micro_batches.collect::<Result<Vec<_>>>()?, pass, precision, partition)?;
-    losses.iter().zip(batches).map(|(losses, batch)| values(&sequence_log_probs(losses, batch.rows)?)).collect()
+    losses.iter().zip(batches).map(|(losses, batch)| values(&log_probs(model, losses, batch.rows)?)).collect()
 }
 
 /// The log-probabilities, or rewards, of `which` of `records`, in their order, on all ranks of `partition`. Each rank computes every one of its
@@ -65,7 +66,8 @@ pub(super) fn record_log_probs(
             let rows: Vec<_> = std::iter::once(&batch.batch).chain(&batch.mismatched).collect();
             Ok(vec![row_log_probs(model, partition, &rows, pass, precision)?.concat()])
         })?;
-        for (turn, of_rows) in turns.iter().zip(of_turns.iter().flatten()) {
+        // Ranks that divide sequences have the same numbers.
+        for (turn, of_rows) in turns.iter().zip(of_turns.iter().map(|of_turn| &of_turn[0])) {
             let documents: usize = turn.iter().map(|&record| records.documents(record).count()).sum();
             let (documents, mismatched) = of_rows.split_at(documents);
             for (i, documents) in documents.chunks_exact(documents.len() / turn.len()).enumerate() {

@@ -7,6 +7,7 @@ use crate::step::{Loss, Metrics};
 use ottava_common::error::Result;
 use ottava_data::PreferenceBatch;
 use ottava_models::Decoder;
+use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::param::Units;
 use ottava_tensor::ops::{IGNORE_INDEX, PreferenceTargets, preference_loss, real_type, sequence_log_probs};
 use ottava_tensor::{DType, Device, Tensor};
@@ -26,6 +27,8 @@ pub struct MicroBatchPreference {
     pub targets: PreferenceTargets,
     /// Whether each sequence is chosen, or desirable.
     pub chosen: Vec<bool>,
+    /// Whether this rank counts the sequences. Ranks that divide sequences have the same losses, and the first of them counts the losses.
+    counts: bool,
 }
 
 impl MicroBatchPreference {
@@ -38,7 +41,7 @@ impl MicroBatchPreference {
             labels: tensor(sequences, 0.0)?,
             kl: tensor(1, 0.0)?,
         };
-        Ok(MicroBatchPreference { how, targets, chosen: (0..sequences).map(|s| s % 2 == 0).collect() })
+        Ok(MicroBatchPreference { how, targets, chosen: (0..sequences).map(|s| s % 2 == 0).collect(), counts: true })
     }
 
     /// Sequences.
@@ -47,8 +50,9 @@ impl MicroBatchPreference {
     }
 
     /// Loads what is known of the sequences of `batch` before forward, with their log-probabilities by the `reference` model, or with the margins of
-    /// a reward model. `None` leaves the reference to [`MicroBatchPreference::set_reference`].
-    pub fn load(&mut self, batch: &PreferenceBatch, reference: Option<&[f64]>) -> Result<()> {
+    /// a reward model. `None` leaves the reference to [`MicroBatchPreference::set_reference`]. `place` is this rank's place among the ranks that divide
+    /// sequences.
+    pub fn load(&mut self, batch: &PreferenceBatch, reference: Option<&[f64]>, place: ShardPlace) -> Result<()> {
         let label = |chosen: &bool| f64::from(u8::from(*chosen));
         write(&mut self.targets.labels, &batch.chosen.iter().map(label).collect::<Vec<_>>())?;
         let rows = batch.batch.targets.chunks_exact(batch.batch.seq_len);
@@ -58,19 +62,25 @@ impl MicroBatchPreference {
             write(&mut self.targets.reference, reference)?;
         }
         self.chosen.clone_from(&batch.chosen);
+        self.counts = place.rank == 0;
         Ok(())
     }
 
-    /// Sets the log-probabilities of the sequences by the reference model, from its losses `[T]` of their tokens.
-    pub fn set_reference(&mut self, token_losses: &Tensor) -> Result<()> {
-        let log_probs = sequence_log_probs(token_losses, self.sequences())?;
-        Ok(self.targets.reference.copy_from(0, &log_probs)?)
+    /// Sets the log-probabilities of the sequences by the reference model, from the losses `[T]` of their tokens by `model`.
+    pub fn set_reference(&mut self, model: &Decoder, token_losses: &Tensor) -> Result<()> {
+        Ok(self.targets.reference.copy_from(0, &log_probs(model, token_losses, self.sequences())?)?)
     }
 
     /// Sets the estimate of the divergence from the reference model.
     pub fn set_kl(&mut self, kl: f64) -> Result<()> {
         write(&mut self.targets.kl, &[kl])
     }
+}
+
+/// Returns the log-probabilities `[S]` of `sequences` sequences by `model`, from the losses `[T]` of their tokens. Ranks that divide sequences have the
+/// losses of their tokens, and get the log-probabilities of whole sequences.
+pub(super) fn log_probs(model: &Decoder, token_losses: &Tensor, sequences: usize) -> Result<Tensor> {
+    model.sum_over_sequences(&sequence_log_probs(token_losses, sequences)?)
 }
 
 impl Loss for MicroBatchPreference {
@@ -81,7 +91,7 @@ impl Loss for MicroBatchPreference {
 
     /// Every pair counts, whatever the number of its tokens.
     fn counted(&self, targets: &[i32]) -> usize {
-        self.units(targets.len())
+        if self.counts { self.units(targets.len()) } else { 0 }
     }
 
     fn values(&self, _: usize) -> usize {
@@ -101,7 +111,8 @@ impl Loss for MicroBatchPreference {
         units: &mut dyn Units,
     ) -> Result<(Tensor, Tensor)> {
         let sequences = self.sequences();
-        let policy = sequence_log_probs(&model.losses(normed, targets, units)?, sequences)?;
+        let token_losses = model.losses(normed, targets, units)?;
+        let policy = log_probs(model, &token_losses, sequences)?;
         let Preference { terms, beta } = &self.how;
         let (losses, factors) = preference_loss(terms, *beta, &policy, &self.targets, scale, targets.len())?;
         let (_, dnormed) = model.losses_and_gradient(normed, targets, &factors, units)?;
@@ -113,6 +124,9 @@ impl Loss for MicroBatchPreference {
     }
 
     fn add(&self, sums: Vec<f64>, of_sequences: &[f64]) -> Result<Vec<f64>> {
+        if !self.counts {
+            return Ok(self.merge(sums, &PreferenceSums::none(&self.how).numbers()));
+        }
         let PreferenceTargets { lengths, kl, .. } = &self.targets;
         let known = Sequences { chosen: &self.chosen, lengths: &values(lengths)?, kl: values(kl)?[0] };
         let of_micro_batch = PreferenceSums::of(&self.how, of_sequences, &known);

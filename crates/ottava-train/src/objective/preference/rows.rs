@@ -12,6 +12,7 @@ use ottava_common::fs::{RealFs, replace_file};
 use ottava_data::{Batch, DataState, PreferenceBatch, PreferenceLoader, Records, RowTarget};
 use ottava_models::Decoder;
 use ottava_recipe::mode::{Pass, StepPrecision};
+use ottava_tensor::comm::Axis;
 use std::path::PathBuf;
 
 /// The rows of a run on preferences.
@@ -134,12 +135,13 @@ impl Rows for PreferenceRows {
         for (micro_batch, batch) in batches.iter().enumerate() {
             step.load(micro_batch, &batch.batch)?;
             let reference = self.known(batch, Side::Own)?;
-            step.loss_mut::<MicroBatchPreference>(micro_batch).load(batch, reference.as_deref())?;
+            let place = step.partition().ranks().place(Axis::Context);
+            step.loss_mut::<MicroBatchPreference>(micro_batch).load(batch, reference.as_deref(), place)?;
         }
         if matches!(self.reference, Reference::Base) {
             // Ranks without the last stage have no losses, and do not need them.
             for (number, losses) in step.loaded_token_losses(model, Pass::Reference, precision)?.iter().enumerate() {
-                step.loss_mut::<MicroBatchPreference>(number).set_reference(losses)?;
+                step.loss_mut::<MicroBatchPreference>(number).set_reference(model, losses)?;
             }
         }
         let mismatched: Option<Vec<&Batch>> = batches.iter().map(|batch| batch.mismatched.as_ref()).collect();

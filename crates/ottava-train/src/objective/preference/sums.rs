@@ -50,7 +50,7 @@ impl PreferenceSums {
             true => policy[s],
             false => how.beta * (policy[s] - reference[s]) / divisor(s),
         };
-        let mut sums = PreferenceSums { losses: [0.0, (chosen.len() / each) as f64], ..PreferenceSums::default() };
+        let mut sums = PreferenceSums { losses: [0.0, (chosen.len() / each) as f64], ..PreferenceSums::none(how) };
         for (s, is_chosen) in chosen.iter().enumerate() {
             let side = usize::from(!is_chosen);
             sums.losses[0] += losses[s];
@@ -78,10 +78,18 @@ impl PreferenceSums {
             }
         }
         if is_score {
-            let all = [f64::INFINITY, f64::NEG_INFINITY];
-            sums.range = Some(policy.iter().fold(all, |[low, high], &score| [low.min(score), high.max(score)]));
+            let range = |[low, high]: [f64; 2]| {
+                policy.iter().fold([low, high], |[low, high], &score| [low.min(score), high.max(score)])
+            };
+            sums.range = sums.range.map(range);
         }
         sums
+    }
+
+    /// The sums over no sequences.
+    pub fn none(how: &Preference) -> PreferenceSums {
+        let range = how.trains_reward_model().then_some([f64::INFINITY, f64::NEG_INFINITY]);
+        PreferenceSums { range, ..PreferenceSums::default() }
     }
 
     /// All numbers, for [`PreferenceSums::from_numbers`].

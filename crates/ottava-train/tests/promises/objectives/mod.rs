@@ -9,6 +9,7 @@ pub mod ppo;
 pub mod preference;
 pub mod preference_free;
 pub mod preference_losses;
+pub mod preference_ranks;
 pub mod reward;
 pub mod reward_models;
 pub mod rollouts;

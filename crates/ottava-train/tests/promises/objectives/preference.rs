@@ -7,6 +7,7 @@ use ottava_data::{Batch, Packing, PreferenceBatch};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_parallel::{Partition, Ranks, ReduceFormat, Schedule, Zero};
+use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::lora::{Lora, Targets};
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
@@ -107,7 +108,7 @@ pub fn with_preference(work: TrainStep, how: &Preference) -> TrainStep {
 /// Loads a micro-batch, with its reference log-probabilities if they are known.
 pub fn load_preferences(work: &mut TrainStep, micro_batch: usize, batch: &PreferenceBatch, reference: Option<&[f64]>) {
     work.load(micro_batch, &batch.batch).unwrap();
-    work.loss_mut::<MicroBatchPreference>(micro_batch).load(batch, reference).unwrap();
+    work.loss_mut::<MicroBatchPreference>(micro_batch).load(batch, reference, ShardPlace::ALONE).unwrap();
 }
 
 /// Returns the log-probabilities of rows on one rank.
@@ -178,7 +179,7 @@ fn the_model_without_adapters_is_the_reference() {
         for step in 0..3 {
             load_preferences(&mut work, 0, &batch, None);
             let losses = work.loaded_token_losses(&mut model, Pass::Reference, StepPrecision::Recipe).unwrap();
-            work.loss_mut::<MicroBatchPreference>(0).set_reference(&losses[0]).unwrap();
+            work.loss_mut::<MicroBatchPreference>(0).set_reference(&model, &losses[0]).unwrap();
             let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
             // The reference is the base in every step. The adapters are not zero, so the rewards of the first step are not zero.
             let sums = PreferenceSums::from_numbers(&done.sums);
