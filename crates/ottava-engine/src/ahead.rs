@@ -10,7 +10,7 @@
 //! of the step before were read. Among ranks, rank 0 decides ([`Pace`]), and each rank draws the same tokens on its device.
 
 use crate::batching::{Drawn, Engine};
-use crate::captured::{in_f32, not_finite};
+use crate::decode::{in_f32, not_finite};
 use crate::flight::{Flight, Memory, Pace};
 use crate::passes::MOST_ROWS;
 use crate::request::{LogprobsMode, TokenLogprob};

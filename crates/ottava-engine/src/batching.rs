@@ -2,7 +2,7 @@
 
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::Pools;
-use crate::captured::{CapturedSteps, fixed_rows};
+use crate::decode::{DecodeSteps, fixed_rows};
 use crate::flight::{Ahead, Pace};
 use crate::masks::Masks;
 use crate::proposer::Proposer;
@@ -23,7 +23,7 @@ pub struct Engine {
     pub(super) options: EngineOptions,
     pub(super) cache: KvCache,
     /// The captured decode steps, on a GPU.
-    pub(super) steps: CapturedSteps,
+    pub(super) steps: DecodeSteps,
     /// The proposer of tokens of running requests. The next step verifies these tokens.
     pub(super) proposer: Option<Proposer>,
     pub(super) pools: Pools,
@@ -146,7 +146,7 @@ impl Engine {
 
     fn with_memory(model: Decoder, options: &EngineOptions, (cache, pools): (KvCache, Pools)) -> Engine {
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
-        let steps = CapturedSteps::new(model.device(), fixed_rows(&model, options));
+        let steps = DecodeSteps::new(model.device(), fixed_rows(&model, options));
         Engine {
             model,
             adapters: Vec::new(),

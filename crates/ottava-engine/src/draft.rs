@@ -2,7 +2,7 @@
 
 use crate::block_pool::BLOCK_SIZE;
 use crate::blocks::{Pools, SequenceBlocks};
-use crate::captured::{CapturedSteps, Scored};
+use crate::decode::{DecodeSteps, Scored};
 use crate::request::{EngineOptions, RequestId};
 use ottava_common::error::Result;
 use ottava_models::{CacheSizes, Decoder, InferenceBatch, KvCache, SequenceTokens};
@@ -33,7 +33,7 @@ pub struct Draft {
     cache: KvCache,
     pools: Pools,
     /// The captured decode steps, on a GPU.
-    steps: CapturedSteps,
+    steps: DecodeSteps,
     requests: HashMap<RequestId, Progress>,
 }
 
@@ -83,7 +83,7 @@ impl Draft {
         if model.state_bytes() > 0 {
             pools = pools.with_states(0);
         }
-        let (steps, requests) = (CapturedSteps::new(model.device(), None), HashMap::new());
+        let (steps, requests) = (DecodeSteps::new(model.device(), None), HashMap::new());
         Ok(Draft { model, tokens, positions, vocabulary, cache, pools, steps, requests })
     }
 

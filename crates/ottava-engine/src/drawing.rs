@@ -1,7 +1,7 @@
 //! Draws tokens from logits, and verifies proposed tokens: a proposed token is accepted if it equals the drawn token.
 
 use crate::batching::{Drawn, Engine, Plan};
-use crate::captured::{Scored, in_f32, not_finite};
+use crate::decode::{Scored, in_f32, not_finite};
 use crate::draft::Wanted;
 use crate::proposer::{MOST_TOKENS, Proposer};
 use crate::request::LogprobsMode;

@@ -23,14 +23,14 @@
 //! **Blocks of the cache.** Attention layers with the same window form a `KvGroup` (`models/kv_cache.rs`). Each group has its own block tables, and
 //! its own free blocks in `Pools` (`blocks.rs`). With a window, `Pools::extend` returns the blocks that later tokens do not see. With `BlockPool`
 //! (`block_pool.rs`), sequences that begin with the same tokens share blocks. With several adapters, there is one pass per adapter, the key of a
-//! shared block contains the adapter (`key_of_adapter`), and `CapturedSteps` has graphs for each adapter.
+//! shared block contains the adapter (`key_of_adapter`), and `DecodeSteps` has graphs for each adapter.
 //!
 //! **Recurrent states.** Each running request has a slot for its states. `SavedStates` (`saved_states.rs`) has the places of copies: of the states at the
 //! ends of cached blocks, with which requests share these blocks, and of the states before proposed tokens, to which a request returns when a token is
 //! rejected. `StateMarks` (`state_marks.rs`) selects what is saved.
 //!
 //! **Kernels.** If all weights are stored, passes on a GPU run within `CudaDevice::with_constant_weights`: a kernel may start before the preceding
-//! kernel ends, and may read weights before it waits for this kernel (`ops/paged_attention/` of `ottava-tensor`). `CapturedSteps` (`captured.rs`)
+//! kernel ends, and may read weights before it waits for this kernel (`ops/paged_attention/` of `ottava-tensor`). `DecodeSteps` (`decode.rs`)
 //! captures steps of one token per row as CUDA graphs. `Engine::warm_up` runs steps of all sizes before a server is ready.
 //!
 //! **Steps ahead.** With asynchronous scheduling, a decode step is launched before the host has read the tokens of the step before (`ahead.rs`, `flight.rs`).
@@ -54,8 +54,8 @@ mod batching;
 mod block_pool;
 mod blocks;
 mod capacity;
-mod captured;
 mod completion;
+mod decode;
 mod draft;
 mod drawing;
 mod flight;
@@ -87,8 +87,8 @@ mod warm_up;
 pub use adapters::LoadAdapters;
 pub use batching::Engine;
 pub use block_pool::BLOCK_SIZE;
-pub use captured::{CapturedSteps, Scored};
 pub use completion::{Completion, TextRequest, complete};
+pub use decode::{DecodeSteps, Scored};
 pub use draft::{Draft, Wanted};
 pub use grammar::{Grammar, Grammars};
 pub use ngram::Ngram;

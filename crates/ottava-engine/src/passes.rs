@@ -4,8 +4,8 @@
 //! sums whose order does not depend on the number of rows. If the GPU has no such products for the types of the model, all passes have 64 rows.
 
 use crate::batching::{Drawn, Engine, Plan};
-use crate::captured::Scored;
-use crate::drawing::{Drawing, by_rows};
+use crate::decode::Scored;
+use crate::drawing::by_rows;
 use crate::flight::Pace;
 use crate::request::Event;
 use ottava_common::error::Result;
@@ -130,14 +130,6 @@ impl Engine {
         if kind == BatchKind::Rows {
             let rows = SequenceTokens::rows(&sequences);
             let scored = self.steps.run(&self.model, self.adapter, &mut self.cache, &rows, None)?;
-            return self.draw(&scored, drawing);
-        }
-        // Activations are only read of passes that are not captured.
-        let is_read = plan.iter().any(|&(at, _)| self.running[at].reads_activations());
-        if kind == BatchKind::Packed && !is_read {
-            let rows: Vec<i32> = drawing.iter().map(|of| of.row as i32).collect();
-            let scored = self.steps.run_packed(&self.model, self.adapter, &mut self.cache, &sequences, &rows)?;
-            let drawing = drawing.into_iter().enumerate().map(|(row, of)| Drawing { row, ..of }).collect();
             return self.draw(&scored, drawing);
         }
         let device = self.model.device();

@@ -1,7 +1,7 @@
 //! Embeddings of prompts: the activations after the last norm, pooled and divided by their norm.
 
 use crate::batching::{Engine, Plan};
-use crate::captured::in_f32;
+use crate::decode::in_f32;
 use crate::request::{Event, Pooling};
 use crate::sequence::Sequence;
 use ottava_common::error::{Error, Result};

@@ -7,7 +7,7 @@
 
 use crate::batching::{Drawn, Engine, Plan};
 use crate::block_pool::BLOCK_SIZE;
-use crate::captured::in_f32;
+use crate::decode::in_f32;
 use crate::request::{Event, LogprobsMode, TokenLogprob};
 use crate::sampler;
 use crate::sequence::Sequence;

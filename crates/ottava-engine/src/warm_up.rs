@@ -9,7 +9,7 @@ use ottava_common::error::Result;
 use ottava_models::PREFILL_MULTIPLE;
 use ottava_tensor::Device;
 
-/// The number of steps of each size. The first step compiles kernels and measures the speed of products, the second is captured, and the third
+/// The number of tokens drawn in each size. The first step compiles kernels and measures the speed of products, the second is captured, and the third
 /// is replayed.
 const DRAWN: usize = 3;
 
@@ -60,12 +60,8 @@ impl Engine {
             // memory.
             let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
             let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
-            // Packed steps are captured too.
-            let repeats = if self.packs_prompts { DRAWN } else { 1 };
             for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
-                for _ in 0..repeats {
-                    self.run_alike(adapter, 1, tokens)?;
-                }
+                self.run_alike(adapter, 1, tokens)?;
             }
         }
         let sizes =

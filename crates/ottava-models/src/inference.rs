@@ -246,23 +246,18 @@ impl InferenceBatch {
         let mut tables = vec![vec![0i32; rows * width]; groups];
         for (row, sequence) in sequences.iter().enumerate() {
             let SequenceTokens { start, cached, new, blocks, .. } = *sequence;
-            // The first tokens of a sequence use the first of its blocks.
-            let has_room = documents.is_some() || blocks.iter().all(|blocks| blocks.len() <= width);
+            let (has_room, end) = (blocks.iter().all(|blocks| blocks.len() <= width), (start + new.len()) as i32);
             assert!(new.len() <= self.max_new && has_room, "a sequence has room in its batch");
-            let end = (start + new.len()) as i32;
             ids.extend(new.iter().map(|&id| id as i32));
             positions.extend(start as i32..end);
             starts.push(ids.len() as i32);
             lens.push(end);
             cached_lens.push(cached as i32);
             for (table, blocks) in tables.iter_mut().zip(blocks) {
-                let used = blocks.len().min(width);
-                table[row * width..][..used].copy_from_slice(&blocks[..used]);
+                table[row * width..][..blocks.len()].copy_from_slice(blocks);
             }
         }
         assert!(sequences.len() <= rows && ids.len() <= tokens, "a batch has room for its sequences");
-        let begins = sequences.iter().all(|sequence| sequence.start == 0);
-        assert!(documents.is_none() || begins, "packed sequences begin in their batch");
         // The padding is a document, and the others have no tokens.
         let of_documents = documents.map(|documents| {
             let mut boundaries = starts.clone();
@@ -300,23 +295,20 @@ impl InferenceBatch {
         Ok(batch)
     }
 
-    /// Creates an empty batch with room for `tokens` first tokens of [`MOST_PACKED`] sequences, for a model that packs them
-    /// ([`Decoder::packs_prompts`]). Its attention is the attention of training over documents. `groups` and `blocks` are as for
-    /// [`InferenceBatch::new`]; of a sequence with more blocks, the first `blocks` are used.
-    ///
-    /// [`Decoder::packs_prompts`]: crate::Decoder::packs_prompts
-    pub fn for_packed(device: &Device, tokens: usize, [groups, blocks]: [usize; 2]) -> Result<InferenceBatch> {
-        let layout = Layout { tokens, sequences: MOST_PACKED, groups, blocks, documents: Some(MOST_PACKED + 1) };
-        InferenceBatch::of_layout(device, layout, tokens)
-    }
-
-    /// Creates a batch of the first tokens of at most [`MOST_PACKED`] sequences, as [`InferenceBatch::for_packed`]. The batch is padded as by
-    /// [`InferenceBatch::padded`].
+    /// Creates a batch of the first tokens of at most [`MOST_PACKED`] sequences, for a model that packs them ([`Decoder::packs_prompts`]). The batch is
+    /// padded as by [`InferenceBatch::padded`]. Its attention is the attention of training over documents.
     ///
     /// Panics if a sequence has earlier tokens, or if there are too many sequences.
+    ///
+    /// [`Decoder::packs_prompts`]: crate::Decoder::packs_prompts
     pub fn packed(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
+        assert!(sequences.iter().all(|sequence| sequence.start == 0), "packed sequences begin in their batch");
+        assert!(sequences.len() <= MOST_PACKED, "the attention of training is planned for a number of documents");
         let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new.len()).sum());
-        let mut batch = InferenceBatch::for_packed(device, tokens, most_blocks(sequences))?;
+        let max_new = sequences.iter().map(|sequence| sequence.new.len()).max().unwrap_or(0);
+        let [groups, blocks] = most_blocks(sequences);
+        let layout = Layout { tokens, sequences: sequences.len(), groups, blocks, documents: Some(MOST_PACKED + 1) };
+        let mut batch = InferenceBatch::of_layout(device, layout, max_new)?;
         batch.set(sequences)?;
         Ok(batch)
     }

@@ -6,7 +6,7 @@ use super::shapes::{expect_positive, with_layers};
 use crate::plan::expect_random_model_fits;
 use ottava_checkpoint::RandomWeights;
 use ottava_common::error::{Error, Result};
-use ottava_engine::{BLOCK_SIZE, CapturedSteps, Scored};
+use ottava_engine::{BLOCK_SIZE, DecodeSteps, Scored};
 use ottava_models::{CacheSizes, Decoder, DecoderConfig, InferenceBatch, KvGroup, SequenceTokens};
 use ottava_parallel::{LayerAxes, Ranks};
 use ottava_recipe::layer_ranks::LayerRanks;
@@ -129,7 +129,7 @@ impl DecodeBench {
                 // The sequences have different tokens, so they choose different experts.
                 .map(|(i, blocks)| SequenceTokens::new(self.context - 1, &tokens[i..=i], blocks).in_slot(i))
                 .collect();
-            let mut steps = CapturedSteps::new(device, None);
+            let mut steps = DecodeSteps::new(device, None);
             let mut step = || drawn(&steps.run(&decoder, None, &mut cache, &sequences, None)?);
             let timed = self.time(ranks, &mut step)?;
             on_row(row(batch, self.context, 1, timed)?);

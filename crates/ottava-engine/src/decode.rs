@@ -1,18 +1,14 @@
-//! Steps that are captured as CUDA graphs on a GPU, one graph for each padded size: decode steps, whose rows are tokens with their own contexts, and
-//! packed steps, which compute the first tokens of several prompts. A host launches a graph in microseconds; it launches the kernels of a packed step
-//! one by one in tens of milliseconds, longer than an H200 computes. Ranks that divide a model run the same steps in the same order. So they capture
-//! the same steps, including the collectives.
+//! Decode steps: every row is a token with its own context. On a GPU, they are captured as CUDA graphs, one for each padded size of the batch. Ranks
+//! that divide a model run the same steps in the same order. So they capture the same steps, including the collectives.
 
-use crate::block_pool::BLOCK_SIZE;
 use crate::request::{AdapterId, EngineOptions};
 use ottava_common::error::{Error, Result};
-use ottava_models::{Decoder, InferenceBatch, KvCache, MOST_PACKED, SequenceTokens, most_blocks, padded_rows};
+use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_blocks};
 use ottava_recipe::capture::{Capture, Launch};
 use ottava_tensor::cuda::{CudaDevice, Graph};
 use ottava_tensor::ops::{argmax, cast, has_ordered_sums};
 use ottava_tensor::{DType, Device, Staging, Suspended, Tensor};
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 /// The number of rows of each pass if results must not depend on the batch, but the order of sums may depend on the number of rows.
@@ -30,44 +26,32 @@ pub(super) fn fixed_rows(model: &Decoder, options: &EngineOptions) -> Option<usi
     is_fixed.then_some(INVARIANT_ROWS)
 }
 
-/// The steps by size and by adapter, since a graph reads fixed weights.
+/// The decode steps by size and by adapter, since a graph reads fixed weights. The size is the number of rows and the number of blocks of the longest
+/// sequence, both powers of two.
 ///
 /// Only the results of the last step hold memory. Steps of all sizes use the same memory for their results in turns.
-pub struct CapturedSteps {
-    steps: HashMap<Key, CapturedStep>,
+pub struct DecodeSteps {
+    steps: HashMap<Size, DecodeStep>,
     /// The size of the last step.
-    last: Option<Key>,
-    /// The number of rows of all decode steps, if it must be the same.
+    last: Option<Size>,
+    /// The number of rows of all steps, if it must be the same.
     pub(super) rows: Option<usize>,
     /// The buffers through which steps get their inputs.
     pub(super) staging: Staging,
 }
 
-/// The size of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Size {
-    /// A decode step: the number of rows and the number of blocks of the longest sequence, both powers of two.
-    Rows([usize; 2]),
-    /// A packed step: the number of tokens.
-    Packed(usize),
-}
+/// The adapter, the number of rows, and the number of blocks of the longest sequence.
+type Size = (Option<AdapterId>, [usize; 2]);
 
-/// A step: its adapter and its size.
-type Key = (Option<AdapterId>, Size);
-
-/// The number of rows of logits of a packed step.
-const PACKED_ROWS: usize = MOST_PACKED + 1;
-
-/// The step of one size.
-struct CapturedStep {
+/// The decode step of one size.
+struct DecodeStep {
     batch: InferenceBatch,
-    /// The rows whose logits are computed, I32 `[R]`. In a decode step, these are all rows.
-    rows: Tensor,
+    rows: Tensor, /* I32 [R], 0 to R - 1 */
     results: Results,
     capture: Capture,
 }
 
-/// The results of a step.
+/// The results of a decode step.
 #[derive(Default)]
 enum Results {
     /// The step has not run yet.
@@ -96,7 +80,7 @@ impl Results {
     }
 }
 
-/// The results of a step on the device, one row per scored row.
+/// The results of a step on the device, one row per sequence.
 #[derive(Clone)]
 pub struct Scored {
     /// The logits, F32 `[R, V]` (F64 for F64).
@@ -127,10 +111,10 @@ pub(super) fn not_finite(number: usize) -> Error {
     Error::NonFinite(format!("a logit of token {number} is not finite: the model's weights or activations are not"))
 }
 
-impl CapturedSteps {
+impl DecodeSteps {
     /// Makes steps on `device` of `rows` rows, or of any number of rows if it is `None`.
-    pub fn new(device: &Device, rows: Option<usize>) -> CapturedSteps {
-        CapturedSteps { steps: HashMap::new(), last: None, rows, staging: Staging::with_chunk(device, STAGED) }
+    pub fn new(device: &Device, rows: Option<usize>) -> DecodeSteps {
+        DecodeSteps { steps: HashMap::new(), last: None, rows, staging: Staging::with_chunk(device, STAGED) }
     }
 
     /// Forgets all captured steps, because the memory that they read has moved.
@@ -152,52 +136,20 @@ impl CapturedSteps {
         let [groups, blocks] = most_blocks(sequences);
         let rows = self.rows.unwrap_or(sequences.len());
         let size = [rows, blocks].map(usize::next_power_of_two);
-        let (step, staging) = self.step((adapter, Size::Rows(size)), || CapturedStep::rows(model, groups, size))?;
-        step.batch.set_by(staging, sequences)?;
+        let size = (adapter, size);
+        if self.last != Some(size) {
+            self.suspend();
+        }
+        self.last = Some(size);
+        let step = match self.steps.entry(size) {
+            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
+            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(DecodeStep::new(model, groups, size.1)?),
+        };
+        step.batch.set_by(&mut self.staging, sequences)?;
         if let Some((tokens, places)) = ids {
             step.batch.take_ids(tokens, places)?;
         }
         step.run(model, cache)
-    }
-
-    /// Computes the first tokens of `sequences` on a GPU, and the logits of some `rows` of these tokens. The linears of `model`, which
-    /// [packs prompts](Decoder::packs_prompts), must hold the adapters of `adapter`. Rows of the result are in the order of `rows`, followed by padding.
-    ///
-    /// Panics if there are more than [`MOST_PACKED`] sequences or rows.
-    pub fn run_packed(
-        &mut self,
-        model: &Decoder,
-        adapter: Option<AdapterId>,
-        cache: &mut KvCache,
-        sequences: &[SequenceTokens],
-        rows: &[i32],
-    ) -> Result<Scored> {
-        let tokens = padded_rows(model.device(), sequences.iter().map(|sequence| sequence.new.len()).sum());
-        let [groups, _] = most_blocks(sequences);
-        let mut padded = [0; PACKED_ROWS];
-        padded[..rows.len()].copy_from_slice(rows);
-        let make = || CapturedStep::packed(model, groups, tokens);
-        let (step, staging) = self.step((adapter, Size::Packed(tokens)), make)?;
-        step.batch.set_by(staging, sequences)?;
-        staging.write(&mut step.rows, bytemuck::cast_slice(&padded))?;
-        step.run(model, cache)
-    }
-
-    /// Returns the step `key`, made by `make` if it has not run before, and the buffers for its inputs.
-    fn step(
-        &mut self,
-        key: Key,
-        make: impl FnOnce() -> Result<CapturedStep>,
-    ) -> Result<(&mut CapturedStep, &mut Staging)> {
-        if self.last != Some(key) {
-            self.suspend();
-        }
-        self.last = Some(key);
-        let step = match self.steps.entry(key) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(make()?),
-        };
-        Ok((step, &mut self.staging))
     }
 
     /// Returns the memory of the results of the last step to the device.
@@ -208,22 +160,13 @@ impl CapturedSteps {
     }
 }
 
-impl CapturedStep {
-    /// Makes a decode step.
-    fn rows(model: &Decoder, groups: usize, [sequences, blocks]: [usize; 2]) -> Result<CapturedStep> {
+impl DecodeStep {
+    fn new(model: &Decoder, groups: usize, [sequences, blocks]: [usize; 2]) -> Result<DecodeStep> {
         let device = model.device();
         let rows: Vec<i32> = (0..sequences as i32).collect();
         let rows = Tensor::from_slice(device, &[sequences], &rows)?;
         let batch = InferenceBatch::new(device, sequences, sequences, 1, [groups, blocks])?;
-        Ok(CapturedStep { batch, rows, results: Results::None, capture: Capture::on(device) })
-    }
-
-    /// Makes a packed step.
-    fn packed(model: &Decoder, groups: usize, tokens: usize) -> Result<CapturedStep> {
-        let device = model.device();
-        let rows = Tensor::zeros(device, &[PACKED_ROWS], DType::I32)?;
-        let batch = InferenceBatch::for_packed(device, tokens, [groups, tokens.div_ceil(BLOCK_SIZE)])?;
-        Ok(CapturedStep { batch, rows, results: Results::None, capture: Capture::on(device) })
+        Ok(DecodeStep { batch, rows, results: Results::None, capture: Capture::on(device) })
     }
 
     fn run(&mut self, model: &Decoder, cache: &mut KvCache) -> Result<Scored> {
@@ -268,7 +211,7 @@ impl CapturedStep {
             }
             (captured, _) => {
                 let reason = captured.err().map(|error| error.to_string()).unwrap_or_default();
-                tracing::warn!("steps of inference are not captured as CUDA graphs: {reason}");
+                tracing::warn!("decode steps are not captured as CUDA graphs: {reason}");
                 self.capture = Capture::Never;
                 self.computed(model, cache)
             }
