@@ -251,7 +251,7 @@ impl Engine {
         // At most half of the budget is for proposed tokens, so prompts get at least the other half.
         let proposed = self.propose(budget / 2)?;
         let mut budget = self.prompt_budget(budget - proposed);
-        let mut plan = Vec::new();
+        let (mut plan, of_prompts) = (Vec::new(), budget.tokens);
         for (at, sequence) in self.running.iter().enumerate().filter(|(_, sequence)| sequence.draws_next()) {
             plan.push((at, sequence.pending() + sequence.proposed.len()));
         }
@@ -270,8 +270,11 @@ impl Engine {
             // If a prompt is scored or pooled, all its tokens must be computed, so it does not share blocks.
             let shares = self.shares_prefixes() && !sequence.reads_activations();
             let shared = shares.then(|| sequence.share(&mut self.pools));
+            // The rest of a prompt would be a pass of its own, so a prompt that does not fit beside other prompts waits for the next step.
+            let is_divided = budget.tokens < of_prompts && budget.most(&sequence) < sequence.due();
+            let waits = self.packs_prompts && is_divided && sequence.due() <= self.options.prefill_chunk;
             // The request gets memory for all its tokens, so a prompt that is begun can be read to its end.
-            if !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
+            if waits || !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 sequence.put_back(&mut self.pools);
                 self.waiting.insert(next, sequence);
                 break;

@@ -60,8 +60,12 @@ impl Engine {
             // memory.
             let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
             let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
-            for tokens in prompts.rev().filter(|tokens| (1..=last_prompt).contains(tokens)) {
-                self.run_alike(adapter, 1, tokens)?;
+            for tokens in prompts.rev().filter(|&tokens| tokens >= 1) {
+                // Several prompts have more tokens than the longest.
+                let count = tokens.div_ceil(last_prompt);
+                if count == 1 || self.packs_prompts && count <= max_batch {
+                    self.run_alike(adapter, count, tokens / count)?;
+                }
             }
         }
         let sizes =

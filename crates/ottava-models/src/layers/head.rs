@@ -197,7 +197,9 @@ impl Head {
         output: HeadOutput,
         ranks: &dyn LayerRanks,
     ) -> Result<Tensor> {
-        let Some((how, dtype)) = output.of_logits(x.dtype()) else { return score_losses(x, weight, loan, targets, ranks) };
+        let Some((how, dtype)) = output.of_logits(x.dtype()) else {
+            return score_losses(x, weight, loan, targets, ranks);
+        };
         let x = ranks.gather(Axis::Tensor, weight.identity.name(), x)?;
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
         let weight = padded_for(part, weight.read(loan)?)?;

@@ -73,16 +73,18 @@ impl Description {
         number
     }
 
-    /// Returns whether `device` is a GPU whose fused kernels support documents in each attention layer, with activations in `dtype`.
+    /// Returns whether all layers are attention layers, and `device` is a GPU whose fused kernels support documents in each of them, with activations in
+    /// `dtype`.
     ///
     /// Errors if no backend supports a layer.
     pub fn packs_documents(&self, device: &Device, dtype: DType) -> Result<bool> {
         let has_own_keys = self.caches.iter().enumerate().all(|(own, &cache)| own == cache);
+        let is_attention = has_own_keys && self.recurrent.is_empty();
         let is_fused = |spec| -> Result<bool> {
             let chosen = AttentionBackend::choose(device, &AttentionCase::fused(spec, dtype, true))?;
             Ok(chosen.backend == AttentionBackend::CuDnn)
         };
-        self.attention.iter().try_fold(has_own_keys, |all, spec| Ok(all && is_fused(spec)?))
+        self.attention.iter().try_fold(is_attention, |all, spec| Ok(all && is_fused(spec)?))
     }
 
     /// Makes attention layer `number` read the keys and values of the layer `lender`, and returns `lender`.

@@ -263,7 +263,7 @@ fn compare_messages(world: &Group, gpu: &Arc<CudaDevice>) -> Result<()> {
     let early = tensor(1, |_| 1.0f32).to_device(&device)?;
     let captured = Graph::capture(gpu, || group.all_reduce("sum", Reduce::Sum, early.duplicate()?)?.wait().map(drop));
     let message = captured.err().expect("the communicator is not made yet").to_string();
-    assert!(message.contains("group `reversed` must send tensors of GPUs once"), "{message}");
+    assert!(message.contains("group `reversed` must send and sum tensors of GPUs once"), "{message}");
     for len in SLICES {
         let input = |round| tensor(len, |i| bf16::from_f32(value(world.rank(), round, i)));
         let mut x = input(0).to_device(&device)?;

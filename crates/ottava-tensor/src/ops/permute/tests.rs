@@ -168,7 +168,7 @@ fn unused_rows_change_nothing() {
         }
     };
     let ids: Vec<i32> = (0..tokens * chosen).map(|pair| [0, 2, 1, 2][pair % 4]).collect();
-    let (ids, x) = (ids_of(&ids, [tokens, chosen]), hostile("x", &[tokens, channels], DType::BF16));
+    let (ids, x) = (ids_of(&ids, [tokens, chosen]), normals("x", &[tokens, channels], DType::BF16));
     for own in [1..2, 0..4, 3..5] {
         let placed = slots(&ids, own.clone()).unwrap();
         let (rows, end) = (placed.pair_of.len(), placed.groups.offsets.to_vec::<i32>().unwrap()[own.len()] as usize);

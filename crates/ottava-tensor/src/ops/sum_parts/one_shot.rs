@@ -19,7 +19,7 @@ const THREADS: usize = 512;
 const EACH: usize = 4;
 
 /// The most blocks. They run at once, so that a block that waits for lines of another rank does not keep other blocks from sending theirs.
-const BLOCKS: usize = 64;
+const BLOCKS: usize = 128;
 
 /// The bytes of a line: its values, and the number of its call.
 const LINE_BYTES: usize = 128;

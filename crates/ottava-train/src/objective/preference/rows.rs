@@ -133,10 +133,11 @@ impl Rows for PreferenceRows {
         let batches = (0..step.schedule().micro_batches).map(|_| self.loader.next_batch(self.per_batch));
         let batches = batches.collect::<Result<Vec<_>>>()?;
         for (micro_batch, batch) in batches.iter().enumerate() {
-            step.load(micro_batch, &batch.batch)?;
             let reference = self.known(batch, Side::Own)?;
             let place = step.partition().ranks().place(Axis::Context);
             step.loss_mut::<MicroBatchPreference>(micro_batch).load(batch, reference.as_deref(), place)?;
+            // The loss tells the step how many losses the micro-batch counts.
+            step.load(micro_batch, &batch.batch)?;
         }
         if matches!(self.reference, Reference::Base) {
             // Ranks without the last stage have no losses, and do not need them.
