@@ -340,6 +340,10 @@ mod tests {
         ] {
             assert_eq!(translate(text).as_deref(), Ok(expected), "{text}");
         }
+        // White space of ASCII is in `\s`, and white space of Unicode is not in `\S`.
+        for (text, has_unicode) in [(r"\s", false), (r"[^\S]", false), (r"\S", true), (r"[^\s]", true)] {
+            assert_eq!(translate(text).unwrap().contains("\\x{3000}"), has_unicode, "{text}");
+        }
         assert_eq!(translate(&literal("a\\[ü]")).unwrap(), literal("a\\[ü]"));
     }
 
