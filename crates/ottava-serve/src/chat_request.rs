@@ -97,7 +97,7 @@ impl Conversation {
         let effort = body.text("reasoning_effort")?.map(str::to_string);
         let thinks = effort.as_deref() != Some("none");
         let options = PromptOptions { form, effort, reasoning, continued };
-        let echo = body.flag("echo")?.then(|| echoed(&chat)).unwrap_or_default();
+        let echo = if body.flag("echo")? { echoed(&chat) } else { String::new() };
         let Rendered { ids: mut prompt, beginning, describes } = served.render(body.bytes, chat, options).await?;
         let room = served.max_model_len.saturating_sub(asked.unwrap_or(1));
         Truncation::read(body, room)?.shorten(&mut prompt);
