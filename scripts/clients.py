@@ -3,12 +3,13 @@ Prints the versions and one line per check; exit status 1 if one fails.
 
 usage: clients.py OTTAVA_BINARY [CLIENT...]    by default all clients
 Needs `pip install openai openai-agents anthropic langchain-openai litellm instructor "pydantic-ai-slim[openai]" llama-index-llms-openai-like llm inspect-ai`.
-For the clients of npm, NPM_FOLDER is a folder with `npm install openai ai @ai-sdk/openai @anthropic-ai/sdk zod`. AIDER and GUIDELLM name the programs of
-the packages aider-chat and guidellm. Two minutes on two cores.
+For the clients of npm, NPM_FOLDER is a folder with `npm install openai ai @ai-sdk/openai @anthropic-ai/sdk zod`. AIDER, LM_EVAL and GUIDELLM name the programs
+of the packages aider-chat, lm_eval[api] and guidellm. Two minutes on two cores.
 """
 
 import asyncio
 import importlib.metadata
+import json
 import os
 import subprocess
 import sys
@@ -273,6 +274,29 @@ def aider(url):
     yield "message", ran.returncode == 0 and "okens: " in ran.stdout and "litellm." not in ran.stdout
 
 
+def lm_eval(url):
+    """The program that LM_EVAL names, with a task of its own: log-likelihoods of choices, and answers in chats."""
+    items = [{"query": "The otter", "choices": [" swims", " flies"], "gold": 0, "answer": "sea"}] * 3
+    task = "dataset_path: json\ndataset_kwargs:\n  data_files: {file}\ntest_split: train\ndoc_to_text: query\n"
+    choices = task + "task: otters\noutput_type: multiple_choice\ndoc_to_choice: choices\ndoc_to_target: gold\n"
+    answers = task + "task: answers\noutput_type: generate_until\ndoc_to_target: answer\ngeneration_kwargs:\n  until: []\n"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "items.jsonl"
+        file.write_text("".join(json.dumps(item) + "\n" for item in items))
+        (Path(folder) / "otters.yaml").write_text(choices.format(file=file))
+        (Path(folder) / "answers.yaml").write_text(answers.format(file=file))
+        environment = os.environ | {"OPENAI_API_KEY": KEY, "HF_HOME": folder, "HF_HUB_OFFLINE": "1"}
+        for name, kind, path, more in [
+            ("otters", "local-completions", "completions", f",tokenizer_backend=remote,auth_token={KEY}"),
+            ("answers", "local-chat-completions", "chat/completions", ",max_gen_toks=8"),
+        ]:
+            command = [os.environ["LM_EVAL"], "run", "--model", kind, "--tasks", name, "--include_path", folder, "--output_path", "out"]
+            command += ["--model_args", f"model={MODEL},base_url={url}/v1/{path},num_concurrent=2{more}"]
+            command += ["--apply_chat_template"] if name == "answers" else []
+            ran = subprocess.run(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=180)
+            yield name, ran.returncode == 0 and f"|{name}" in ran.stdout
+
+
 def guidellm(url):
     """The program that GUIDELLM names: it needs torch."""
     with tempfile.TemporaryDirectory() as folder:
@@ -295,10 +319,20 @@ CLIENTS = {
     "openai": [openai_chats, openai_responses], "openai-agents": [openai_agents], "anthropic": [anthropic_messages], "langchain-openai": [langchain],
     "litellm": [litellm_completions], "instructor": [instructor_models], "pydantic-ai-slim": [pydantic_ai],
     "llama-index-llms-openai-like": [llama_index], "llm": [llm_prompts], "inspect-ai": [inspect_evaluations],
-    "npm": [npm], "aider": [aider], "guidellm": [guidellm],
+    "npm": [npm], "aider": [aider], "lm_eval": [lm_eval], "guidellm": [guidellm],
 }
 # Clients in environments of their own, and the variables that name these.
-OTHERS = {"npm": "NPM_FOLDER", "aider": "AIDER", "guidellm": "GUIDELLM"}
+OTHERS = {"npm": "NPM_FOLDER", "aider": "AIDER", "lm_eval": "LM_EVAL", "guidellm": "GUIDELLM"}
+# The packages whose programs these variables name.
+PACKAGES = {"aider": "aider-chat", "lm_eval": "lm_eval", "guidellm": "guidellm"}
+
+
+def version(name):
+    """The version of a package in its environment, which has its program in `bin`."""
+    if name not in PACKAGES:
+        return "" if name in OTHERS else importlib.metadata.version(name)
+    program = "import importlib.metadata; print(importlib.metadata.version(%r))" % PACKAGES[name]
+    return subprocess.run([Path(os.environ[OTHERS[name]]).parent / "python", "-c", program], capture_output=True, text=True).stdout.strip()
 
 
 def main(binary, names):
@@ -308,7 +342,7 @@ def main(binary, names):
             if name in OTHERS and OTHERS[name] not in os.environ:
                 print(f"skipped: {name}, because {OTHERS[name]} is not set")
                 continue
-            print(name if name in OTHERS else f"{name} {importlib.metadata.version(name)}", flush=True)
+            print(name, version(name), flush=True)
             for checks in CLIENTS[name]:
                 try:
                     for what, passed in checks(url):

@@ -112,7 +112,7 @@ verifiers() {
         "$logs/python/bin/python" scripts/check_verifiers.py target/release/ottava
 }
 
-# The ordinary calls of clients of OpenAI's and Anthropic's APIs, and the cases of other servers' tests. uv resolves the packages in seconds, and pip in
+# The ordinary calls of clients of OpenAI's and Anthropic's APIs, the cases of other servers' tests, and ten minutes of mixed clients. uv resolves the packages in seconds, and pip in
 # more than ten minutes.
 clients() {
     packages uv && "$logs/python/bin/uv" pip install --quiet --python "$logs/python/bin/python" openai==3.3.0 openai-agents==0.24.0 anthropic==2.14.0 \
@@ -120,9 +120,14 @@ clients() {
         npm install --silent --prefix "$logs/node" openai@6.49.0 ai@6.0.326 @ai-sdk/openai@3.0.141 @anthropic-ai/sdk@1.14.0 zod@4.6.7 &&
         cargo build --release --locked -p ottava && "$logs/python/bin/python" scripts/check_cases.py target/release/ottava &&
         "$logs/python/bin/python" scripts/check_python.py target/release/ottava &&
-        "$logs/python/bin/uv" venv --quiet --clear "$logs/aider" &&
-        "$logs/python/bin/uv" pip install --quiet --python "$logs/aider/bin/python" aider-chat==0.86.2 &&
-        NPM_FOLDER="$logs/node" AIDER="$logs/aider/bin/aider" "$logs/python/bin/python" scripts/clients.py target/release/ottava
+        program aider aider-chat==0.86.2 && program lm_eval "lm_eval[api]==0.4.13" && program guidellm guidellm==0.8.1 &&
+        NPM_FOLDER="$logs/node" AIDER="$logs/aider/bin/aider" LM_EVAL="$logs/lm_eval/bin/lm_eval" GUIDELLM="$logs/guidellm/bin/guidellm" \
+            "$logs/python/bin/python" scripts/clients.py target/release/ottava &&
+        "$logs/python/bin/python" scripts/soak_clients.py target/release/ottava 10
+}
+# Installs a package whose dependencies exclude those of others into an environment of its own.
+program() {
+    "$logs/python/bin/uv" venv --quiet --clear "$logs/$1" && "$logs/python/bin/uv" pip install --quiet --python "$logs/$1/bin/python" "$2"
 }
 
 parts=("$@")

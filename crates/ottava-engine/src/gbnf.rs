@@ -4,6 +4,7 @@
 //! Such a grammar has no separate lexer: it reads character by character. llguidance's Lark notation reads lexemes, and a longer lexeme wins over a
 //! shorter one, so each character becomes a lexeme of its own. A grammar without recursion becomes one regular expression, which is faster.
 
+use crate::expression::{class_of, escaped, literal};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The maximum depth of groups, and the maximum number of repetitions.
@@ -83,16 +84,6 @@ pub fn translate(text: &str) -> Result<Translated, String> {
 pub fn quoted(text: &str) -> String {
     // JSON leaves this control character as it is, and Lark does not accept it.
     serde_json::Value::from(text).to_string().replace('\u{7f}', "\\u007f")
-}
-
-/// Writes a text as a regular expression.
-pub fn literal(text: &str) -> String {
-    text.chars().map(escaped).collect()
-}
-
-/// Writes a character as a regular expression, also within a class.
-fn escaped(c: char) -> String {
-    if c.is_ascii_alphanumeric() { c.to_string() } else { format!("\\x{{{:x}}}", u32::from(c)) }
 }
 
 /// The first name of a rule that does not exist.
@@ -336,7 +327,7 @@ impl Parser {
                 self.at += 1;
                 Node::Text(text)
             }
-            '[' => Node::Class(self.class()?),
+            '[' => self.class()?,
             '.' => {
                 self.at += 1;
                 Node::Any
@@ -412,7 +403,7 @@ impl Parser {
     }
 
     /// Reads a class of characters.
-    fn class(&mut self) -> Result<String, String> {
+    fn class(&mut self) -> Result<Node, String> {
         let start = self.at;
         self.at += 1;
         let mut inside = String::new();
@@ -424,9 +415,25 @@ impl Parser {
         loop {
             match self.peek() {
                 Some(']') if inside.len() > empty => break,
+                // xgrammar's class without exceptions.
+                Some(']') if empty > 0 => {
+                    self.at += 1;
+                    return Ok(Node::Any);
+                }
                 Some(']') => return Err(self.wrong(start, "a class has no character")),
                 None | Some('\n') => return Err(self.wrong(start, "a class has no `]` at its end")),
                 Some(_) => {}
+            }
+            let letter = self.chars.get(self.at + 1).filter(|_| self.peek() == Some('\\'));
+            if let Some(set) = letter.and_then(|&letter| class_of(letter, empty > 0)) {
+                inside += &set;
+                self.at += 2;
+                // A set begins no range, so a hyphen after it is a character.
+                if self.peek() == Some('-') {
+                    inside += &escaped('-');
+                    self.at += 1;
+                }
+                continue;
             }
             let (at, first) = (self.at, self.character()?);
             inside += &escaped(first);
@@ -440,7 +447,7 @@ impl Parser {
             }
         }
         self.at += 1;
-        Ok(inside)
+        Ok(Node::Class(inside))
     }
 
     /// Reads a character of a text or of a class.
@@ -458,6 +465,12 @@ impl Parser {
             'n' => return Ok('\n'),
             't' => return Ok('\t'),
             'r' => return Ok('\r'),
+            'a' => return Ok('\u{7}'),
+            'b' => return Ok('\u{8}'),
+            'f' => return Ok('\u{c}'),
+            'v' => return Ok('\u{b}'),
+            'e' => return Ok('\u{1b}'),
+            '0' => return Ok('\0'),
             'x' => 2,
             'u' => 4,
             'U' => 8,
@@ -490,6 +503,9 @@ mod tests {
         let expected =
             format!("(?:(?:(?:a\\x{{22}})(?:(?:(?:{b})){{2,}}))|(?:(?:[^a-c\\x{{a}}\\x{{5d}}]){{1,}})|(?:(?s:.)))");
         assert_eq!(expression(text), expected);
+        let classes = "root ::= [\\d.-] [^\\w-a] [^] \"\\f\\0\"";
+        let expected = "(?:(?:[[0-9]\\x{2e}\\x{2d}])(?:[^[0-9A-Za-z_]\\x{2d}a])(?:(?s:.))(?:\\x{c}\\x{0}))";
+        assert_eq!(expression(classes), expected);
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! list of texts, the rules of a grammar, or a structural tag. The crate llguidance parses over the bytes of tokens
 //! (<https://github.com/guidance-ai/llguidance>).
 
-use crate::gbnf::{Translated, is_gbnf, literal, translate};
+use crate::expression::{self, literal};
+use crate::gbnf::{Translated, is_gbnf, translate};
 use crate::grammar_limits::{expect_few_remainders, expect_small};
 use crate::reasoning::{Reasoning, ReasoningMarks, Vocabulary};
 use crate::structural_tag;
@@ -114,11 +115,12 @@ impl Grammars {
         self.lark(rules, format!("structural tag {tag}"), Written::Here)
     }
 
-    /// Compiles a grammar of texts that match `expression` as a whole, in the syntax of the crate regex.
+    /// Compiles a grammar of texts that match `expression` as a whole, in the syntax that Python and ECMAScript share.
     ///
-    /// Errors with [`Error::Config`] if the expression cannot be parsed.
+    /// Errors with [`Error::Config`] if the expression cannot be parsed, or has an assertion or a reference to a group.
     pub fn regex(&self, expression: &str) -> Result<Grammar> {
-        self.compile(TopLevelGrammar::from_regex(expression), format!("regex {expression}"), Written::Here)
+        let translated = expression::translate(expression).map_err(Error::Config)?;
+        self.compile(TopLevelGrammar::from_regex(&translated), format!("regex {expression}"), Written::Here)
     }
 
     /// Compiles a grammar of `texts`: the completion is one of them.
@@ -162,7 +164,8 @@ impl Grammars {
 /// Returns a schema with the options for llguidance. Errors with the reason if it cannot be enforced.
 fn prepared(schema: &Value) -> std::result::Result<Value, String> {
     expect_few_remainders(std::slice::from_ref(schema))?;
-    let mut schema = schema.clone();
+    // The schema `true` is any value.
+    let mut schema = if *schema == true { json!({}) } else { schema.clone() };
     let object = schema.as_object_mut().ok_or("the schema is no object")?;
     let spaces = json!({"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": false});
     object.insert("x-guidance".into(), spaces);
@@ -170,11 +173,16 @@ fn prepared(schema: &Value) -> std::result::Result<Value, String> {
 }
 
 /// Writes an error of llguidance as a sentence. Errors in Lark begin with `at LINE(COLUMN):`, and have lines of the grammar at their end. Lines that the
-/// user has not written are left out.
+/// user has not written are left out. The reason of an error in a regular expression is in a line of its own.
 fn sentence(reason: &str, written: Written) -> String {
+    let first = reason.lines().next().unwrap_or_default();
+    let first = match reason.lines().find_map(|line| line.strip_prefix("error: ")) {
+        Some(error) if first.ends_with(':') => format!("{first} {error}"),
+        _ => first.to_string(),
+    };
     let placed = || {
-        let rest = reason.strip_prefix("at ").unwrap_or(reason);
-        let ((line, rest), first) = (rest.split_once('(')?, rest.lines().next()?);
+        let rest = first.strip_prefix("at ").unwrap_or(&first);
+        let (line, rest) = rest.split_once('(')?;
         let (column, _) = rest.split_once(')')?;
         let (line, column) = (line.parse::<usize>().ok()?, column.parse::<usize>().ok()?);
         let reason = first.split_once("): ")?.1;
@@ -183,7 +191,7 @@ fn sentence(reason: &str, written: Written) -> String {
             Written::Here => reason.to_string(),
         })
     };
-    placed().unwrap_or_else(|| reason.to_string())
+    placed().unwrap_or_else(|| first.clone())
 }
 
 impl Grammar {

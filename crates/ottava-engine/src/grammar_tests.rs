@@ -218,7 +218,27 @@ fn structural_tags_that_cannot_be_used_are_errors() {
         ),
         (json!({"type": "json_schema", "json_schema": {}, "any_order": true}), "has true as `any_order`"),
         (json!({"type": "any_text", "excludes": ["a"]}), "has [\"a\"] as `excludes`"),
-        (json!({"type": "any_text", "max_chars": 3}), "has 3 as `max_chars`"),
+        (json!({"type": "any_text", "max_chars": -3}), "has -3 as `max_chars`"),
+        (
+            json!({"type": "repeat", "content": {"type": "const_string", "value": "a"}, "min": 2, "max": 1}),
+            "`max` from `min`",
+        ),
+        (json!({"type": "star", "content": {"type": "any_text"}}), "`any_text` is for the end"),
+        (json!({"type": "dispatch", "rules": [["a"]]}), "no pair of a text and a format"),
+        (
+            json!({"type": "dispatch", "rules": [["", {"type": "const_string", "value": "a"}]]}),
+            "a trigger is an empty text",
+        ),
+        (json!({"type": "sequence", "elements": [triggered(json!({})), tag]}), "`triggered_tags` is for the end"),
+        (
+            json!({"type": "tag", "begin": "", "content": triggered(json!({})), "end": "<"}),
+            "the trigger \"<a\" contains the end",
+        ),
+        (
+            json!({"type": "tag", "begin": "", "content": triggered(json!({})), "end": "-<a"}),
+            "contains the trigger \"<a\"",
+        ),
+        (json!({"type": "regex", "pattern": "\\bfoo"}), "at character 2: boundaries of words"),
         (json!({"type": "any_text", "max_tokens": 3}), "has 3 as `max_tokens`"),
         (triggered(json!({"excludes": ["a"]})), "`triggered_tags` has [\"a\"] as `excludes`"),
         (triggered(json!({"stop": true})), "`triggered_tags` has no field `stop`"),
@@ -266,6 +286,81 @@ fn regular_contents_of_tags_end_before_the_text_that_follows() {
     let texts =
         expect_valid(GRAMMARS.structural_tag(&json!({"format": format})).unwrap(), &[], |text| text.starts_with("<t>"));
     assert!(texts.iter().any(|text| text.len() > "<t>".len()), "{texts:?}");
+}
+
+#[test]
+fn formats_within_a_tag_end_where_the_tag_ends() {
+    let at = json!({"type": "object", "properties": {"at": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["at"],
+        "additionalProperties": false});
+    let call = json!({"type": "tag", "begin": "<f=dive>", "content": {"type": "json_schema", "json_schema": at}, "end": "</f>"});
+    let around = |content: Value| {
+        let tag = json!({"type": "tag", "begin": "<t>", "content": content, "end": ["</t>", "</s>"]});
+        let last = json!({"type": "const_string", "value": "!"});
+        GRAMMARS.structural_tag(&json!({"format": {"type": "sequence", "elements": [tag, last]}})).unwrap()
+    };
+    let inside = |text: &str| {
+        let inside = text.strip_prefix("<t>")?;
+        let end = ["</t>!", "</s>!"].into_iter().find(|end| inside.ends_with(end))?;
+        let inside = &inside[..inside.len() - end.len()];
+        (!inside.contains("</t>") && !inside.contains("</s>")).then(|| inside.to_string())
+    };
+    let calls = |text: &str| text.matches("</f>").count();
+    // Two ends of three hints keep texts short.
+    let hints = ["<f=dive>", "</t>", "</s>"];
+    let expect = |content: Value, is_valid: &dyn Fn(&str) -> bool| {
+        let texts = expect_valid(around(content), &hints, |text| inside(text).is_some_and(|inside| is_valid(&inside)));
+        texts.iter().filter_map(|text| inside(text)).collect::<BTreeSet<String>>()
+    };
+    let triggered = |at_least_one: bool, stop: bool| {
+        json!({"type": "triggered_tags", "triggers": ["<f="], "tags": [call], "at_least_one": at_least_one,
+            "stop_after_first": stop, "excludes": ["</t>"]})
+    };
+    let texts = expect(triggered(false, false), &has_valid_calls);
+    assert!(texts.iter().any(|text| calls(text) > 1) && texts.iter().any(|text| !text.contains("<f=")), "{texts:?}");
+    expect(triggered(true, false), &|text| has_valid_calls(text) && text.starts_with("<f="));
+    expect(triggered(true, true), &|text| has_valid_calls(text) && calls(text) == 1 && text.ends_with("</f>"));
+    let texts = expect(triggered(false, true), &|text| has_valid_calls(text) && calls(text) < 2);
+    assert!(texts.iter().any(|text| text.ends_with("</f>")) && texts.contains(""), "{texts:?}");
+    // Patterns that are followed by any format.
+    let rules = json!([["<f=dive>", {"type": "sequence", "elements": [{"type": "json_schema", "json_schema": at},
+        {"type": "const_string", "value": "</f>"}]}]]);
+    expect(json!({"type": "dispatch", "rules": rules}), &|text| {
+        text.split("<f=dive>").skip(1).all(|call| call.contains("</f>"))
+    });
+    // The inner tag may have the end of the tag around it, which ends after the inner tag only.
+    let free = json!({"type": "triggered_tags", "triggers": ["<f="], "tags": [call]});
+    let nested = around(json!({"type": "tag", "begin": "<u>", "content": free, "end": "</u>"}));
+    let texts = expect_valid(nested, &["<f=dive>", "</u>", "</t>", "</u>"], |text| {
+        let rest = text.strip_prefix("<t><u>").and_then(|text| text.split_once("</u>"));
+        rest.is_some_and(|(inside, end)| has_valid_calls(inside) && ["</t>!", "</s>!"].contains(&end))
+    });
+    assert!(texts.iter().any(|text| calls(text) > 0), "{texts:?}");
+    let or = json!({"type": "or", "elements": [call, {"type": "sequence", "elements": [
+        {"type": "const_string", "value": "x"}, {"type": "any_text", "max_chars": 3}]}]});
+    let texts = expect(or, &|text| {
+        text.strip_prefix('x').map_or(has_valid_calls(text) && calls(text) == 1, |rest| rest.chars().count() <= 3)
+    });
+    assert!(texts.iter().any(|text| text.starts_with('x')) && texts.iter().any(|text| calls(text) == 1), "{texts:?}");
+    // Repetitions, of expressions and of other formats.
+    let letter = json!({"type": "const_string", "value": "x"});
+    expect(json!({"type": "repeat", "content": letter, "min": 2, "max": 3}), &|text| ["xx", "xxx"].contains(&text));
+    let texts = expect(json!({"type": "star", "content": call}), &|text| {
+        has_valid_calls(text) && text.split("</f>").all(|part| part.is_empty() || part.starts_with("<f="))
+    });
+    assert!(texts.contains("") && texts.iter().any(|text| calls(text) > 1), "{texts:?}");
+    let texts = expect(json!({"type": "optional", "content": call}), &|text| has_valid_calls(text) && calls(text) < 2);
+    assert!(texts.contains("") && texts.len() > 1, "{texts:?}");
+}
+
+#[test]
+fn draws_match_expressions_of_other_servers() {
+    let texts = expect_valid(GRAMMARS.regex(r"^[\d-x][a&&b]\d\Z").unwrap(), &["-", "x"], |text| {
+        let [first, second, third] = text.as_bytes() else { return false };
+        (first.is_ascii_digit() || b"-x".contains(first)) && b"a&b".contains(second) && third.is_ascii_digit()
+    });
+    assert!(texts.iter().any(|text| text.starts_with('-')) && texts.iter().any(|text| text.contains('&')), "{texts:?}");
+    let error = GRAMMARS.regex("a)").unwrap_err().to_string();
+    assert!(error.contains("unopened group") && !error.contains('\n'), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use crate::error::{ApiError, Result};
 use crate::tolerance::Tolerance;
-use ottava_data::keep_integers;
+use ottava_data::{keep_integers, write_json};
 use serde::de::value::SeqAccessDeserializer;
 use serde::de::{DeserializeSeed, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -197,7 +197,12 @@ fn short(value: &Value) -> String {
     // A long list is not formatted, since only its beginning would be shown.
     let text = match value {
         Value::Array(_) => "a list".into(),
-        Value::Object(_) => "an object".into(),
+        // An integer beyond 64 bits is a special object.
+        Value::Object(fields) => Some(value)
+            .filter(|_| fields.len() == 1)
+            .map(write_json)
+            .filter(|text| !text.starts_with('{'))
+            .unwrap_or("an object".into()),
         value => value.to_string(),
     };
     match text.char_indices().nth(60) {

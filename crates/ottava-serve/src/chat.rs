@@ -90,13 +90,13 @@ pub async fn chat_completions(
     body: Body,
     timer: Timer,
 ) -> Result<Answer<Messages>> {
-    let Conversation { prepared, prompt, logprobs, ends_with_calls, has_reasoning } =
+    let Conversation { prepared, prompt, echo, logprobs, ends_with_calls, has_reasoning } =
         Conversation::read(&served, &body).await?;
     let (params, mut choices) = (&prepared.params, Vec::new());
     let wanted = params.return_token_ids;
     for _ in 0..params.n {
         let place = Place::after(&served.tokenizer, &prompt)?.spelled(params.spelling);
-        choices.push(Message::at(place, TokenIds::new(wanted)));
+        choices.push(Message::at(place, TokenIds::new(wanted), echo.clone()));
     }
     let form = Messages {
         logprobs,
@@ -112,8 +112,8 @@ pub async fn chat_completions(
 }
 
 impl Message {
-    fn at(place: Place, token_ids: TokenIds) -> Message {
-        let (content, reasoning, logprobs) = (String::new(), String::new(), ListText::default());
+    fn at(place: Place, token_ids: TokenIds, content: String) -> Message {
+        let (reasoning, logprobs) = (String::new(), ListText::default());
         Message { place, content, reasoning, calls: Vec::new(), called: 0, token_ids, logprobs, finish: None }
     }
 

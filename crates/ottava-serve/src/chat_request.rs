@@ -11,6 +11,7 @@ use crate::reasoning::Beginning;
 use crate::served::{PromptOptions, Rendered, Served};
 use crate::tool_calls::{Calls, Tools};
 use crate::tool_choice::{Kind, ToolChoice};
+use crate::truncation::Truncation;
 use ottava_data::{Chat, PromptForm, parse_json};
 use ottava_engine::Request;
 use serde_json::{Map, Value, json};
@@ -29,6 +30,7 @@ const OWN: &[&str] = &[
     "continue_final_message",
     "chat_template_kwargs",
     "reasoning_effort",
+    "echo",
 ];
 /// As in `params`.
 const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
@@ -38,7 +40,6 @@ const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
     ("audio", &[]),
     ("documents", &["[]"]),
     ("chat_template", &[]),
-    ("echo", &["false"]),
     ("add_special_tokens", &["false"]),
 ];
 /// Messages, tools and variables of the template, at most.
@@ -55,6 +56,8 @@ pub fn fields() -> Vec<&'static str> {
 pub struct Conversation {
     pub prepared: Prepared,
     pub prompt: Vec<u32>,
+    /// The text before the answer: the last message of the assistant, if the request wants it repeated.
+    pub echo: String,
     /// Whether log-probabilities are wanted.
     pub logprobs: bool,
     /// Whether answers with calls end with the reason `tool_calls`: not for a function that the request names, as with OpenAI.
@@ -94,7 +97,10 @@ impl Conversation {
         let effort = body.text("reasoning_effort")?.map(str::to_string);
         let thinks = effort.as_deref() != Some("none");
         let options = PromptOptions { form, effort, reasoning, continued };
-        let Rendered { ids: prompt, beginning, describes } = served.render(body.bytes, chat, options).await?;
+        let echo = if body.flag("echo")? { echoed(&chat) } else { String::new() };
+        let Rendered { ids: mut prompt, beginning, describes } = served.render(body.bytes, chat, options).await?;
+        let room = served.max_model_len.saturating_sub(asked.unwrap_or(1));
+        Truncation::read(body, room)?.shorten(&mut prompt);
         served.expect_known("messages", &prompt)?;
         // Some templates begin reasoning whatever the effort is.
         let thinks = thinks || beginning == Beginning::Within;
@@ -117,7 +123,8 @@ impl Conversation {
         let tools = Tools::new(&choice.tools);
         let division = Division { reasoning, opened, is_constrained: has_grammar, calls, tools, most };
         params.hidden.show(&served.tokenizer, division.markers().into_iter());
-        let request = params.request(prompt, asked, served.max_model_len)?;
+        let request = params.request(prompt, asked, served.max_model_len);
+        let request = request.map_err(|error| error.renamed(&[("prompt", "messages")]))?;
         let requests =
             vec![Request { logprobs: params.logprobs_of_engine(logprobs), prompt_logprobs, grammar, ..request }];
         params.expect_small_answer(&requests, false)?;
@@ -130,10 +137,20 @@ impl Conversation {
         Ok(Conversation {
             prepared: Prepared { params, choices, requests },
             prompt,
+            echo,
             logprobs: logprobs.is_some(),
             ends_with_calls: !matches!(choice.kind, Kind::Named(_)),
             has_reasoning: division.reasoning.is_some(),
         })
+    }
+}
+
+/// The text of the last message, if the assistant has written it.
+fn echoed(chat: &Chat) -> String {
+    let last = chat.messages.last().filter(|message| message["role"] == "assistant");
+    match last.map(|message| &message["content"]) {
+        Some(Value::Array(parts)) => parts.iter().filter_map(|part| part["text"].as_str()).collect(),
+        content => content.and_then(Value::as_str).unwrap_or_default().to_string(),
     }
 }
 
@@ -204,7 +221,9 @@ fn message((number, message): (usize, &Value)) -> Result<Value> {
     }
     // OpenAI's arguments are JSON in a text, and templates write objects. A call without arguments may leave them out.
     for call in message.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-        let Some(function) = call.get_mut("function").and_then(Value::as_object_mut) else { continue };
+        let function = call.get_mut("function").and_then(Value::as_object_mut);
+        let function = function.filter(|function| function.get("name").is_some_and(Value::is_string));
+        let function = function.ok_or_else(|| wrong("has a call without the name of its function"))?;
         let arguments = function.entry("arguments").or_insert(Value::Null);
         *arguments = match arguments.take() {
             Value::Null => json!({}),

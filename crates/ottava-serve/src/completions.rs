@@ -14,6 +14,7 @@ use crate::metrics::Timer;
 use crate::params::{self, Hidden, Params};
 use crate::served::{Encoded, Served};
 use crate::token_ids::TokenIds;
+use crate::truncation::Truncation;
 use ottava_data::{Detokenizer, Tokenizer};
 use ottava_engine::{Request, TokenLogprob};
 use std::sync::Arc;
@@ -79,7 +80,8 @@ pub async fn completions(
     let prompt = body.take_prompt().ok_or_else(|| ApiError::field("prompt", "`prompt` is missing"))?;
     params.expect_few(prompt.len())?;
     let (mut requests, mut texts, mut of_prompts) = (Vec::new(), Vec::new(), Vec::new());
-    for Encoded { ids, added, text } in prompts(&served, "prompt", prompt, special).await? {
+    let truncation = Truncation::read(&body, served.max_model_len.saturating_sub(max_tokens.max(1)))?;
+    for Encoded { ids, added, text } in prompts(&served, "prompt", prompt, special, &truncation).await? {
         texts.push(match (echo, text) {
             (false, _) => String::new(),
             (true, Some(text)) => text,
@@ -115,8 +117,14 @@ fn text_of(ids: &[u32], tokenizer: &Tokenizer) -> Result<String> {
     texts.collect()
 }
 
-/// The tokens of each prompt in `field`.
-pub async fn prompts(served: &Served, field: &str, prompt: Prompt, special: bool) -> Result<Vec<Encoded>> {
+/// The tokens of each prompt in `field`, shortened.
+pub async fn prompts(
+    served: &Served,
+    field: &str,
+    prompt: Prompt,
+    special: bool,
+    truncation: &Truncation,
+) -> Result<Vec<Encoded>> {
     let prompts: Vec<Encoded> = match prompt {
         Prompt::Ids(lists) => lists.into_iter().map(|ids| Encoded { ids, added: 0, text: None }).collect(),
         Prompt::Texts(texts) => {
@@ -131,7 +139,7 @@ pub async fn prompts(served: &Served, field: &str, prompt: Prompt, special: bool
         return Err(ApiError::field(field, format!("`{field}` has a text without tokens; give at least one")));
     }
     prompts.iter().try_for_each(|prompt| served.expect_known(field, &prompt.ids))?;
-    Ok(prompts)
+    Ok(prompts.into_iter().map(|prompt| truncation.apply(prompt)).collect())
 }
 
 impl Texts {

@@ -65,12 +65,12 @@ pub async fn grammar(served: &Arc<Served>, body: &Body, calls: Option<Value>) ->
         let grammars = grammars.get()?;
         let grammar = match constraint {
             Constraint::Json(mut schema) => {
-                settle(&mut schema, &tolerance)?;
+                settle(&mut schema, &tolerance).map_err(|error| error.within(name))?;
                 grammars.json(&schema)
             }
             Constraint::Rules(rules) => grammars.rules(&rules),
             Constraint::StructuralTag(mut tag) => {
-                settle_within(&mut tag, &tolerance)?;
+                settle_within(&mut tag, &tolerance).map_err(|error| error.within(name))?;
                 grammars.structural_tag(&tag)
             }
             Constraint::Regex(expression) => grammars.regex(&expression),

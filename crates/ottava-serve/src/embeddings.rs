@@ -4,10 +4,11 @@ use crate::body::Body;
 use crate::completions::prompts;
 use crate::error::{ApiError, Result, json_text};
 use crate::models::ServedModel;
-use crate::params::{MOST_IN_ANSWER, WITHOUT_EFFECT, expect_fits, expect_implemented};
+use crate::params::{MOST_IN_ANSWER, WITHOUT_EFFECT, expect_fits};
 use crate::preparing::beside;
 use crate::schedule::Job;
 use crate::served::{Encoded, Served};
+use crate::truncation::{self, Truncation};
 use crate::worker::Running;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
@@ -20,13 +21,10 @@ use tokio::sync::OwnedSemaphorePermit;
 
 /// The fields that are read.
 const READ: &[&str] = &["model", "input", "encoding_format", "add_special_tokens", "dimensions"];
-/// The fields that are not implemented, as in `params`: each with the values at which it is accepted.
-const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[("truncate_prompt_tokens", &[])];
 
 /// Returns the fields that a request may have.
 pub fn fields() -> Vec<&'static str> {
-    let names = NOT_IMPLEMENTED.iter().map(|(name, _)| *name);
-    [READ, WITHOUT_EFFECT].concat().into_iter().chain(names).collect()
+    [READ, truncation::FIELDS, WITHOUT_EFFECT].concat()
 }
 
 /// The embeddings of a request in progress.
@@ -116,7 +114,6 @@ impl Embeddings {
     /// Reads a request, and starts the computation of its embeddings.
     pub async fn start(served: &Served, permit: OwnedSemaphorePermit, mut body: Body) -> Result<Embeddings> {
         let model = served.model(&body)?;
-        expect_implemented(&body, served, NOT_IMPLEMENTED)?;
         let in_base64 = match body.text("encoding_format")? {
             None | Some("float") => false,
             Some("base64") => true,
@@ -139,7 +136,8 @@ impl Embeddings {
                 format!("the embeddings would have {count} values; at most {MOST_IN_ANSWER}: send fewer texts");
             return Err(ApiError::field("input", message));
         }
-        let texts = prompts(served, "input", input, special).await?;
+        let truncation = Truncation::read(&body, served.max_model_len.saturating_sub(1))?;
+        let texts = prompts(served, "input", input, special, &truncation).await?;
         let vectors = Vectors::start(served, permit, &model, "input", texts)?;
         Ok(Embeddings { vectors, model, in_base64, dimensions })
     }

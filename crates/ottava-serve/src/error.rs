@@ -2,6 +2,7 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use ottava_data::write_json;
 use serde_json::json;
 
 /// A request that failed.
@@ -67,8 +68,14 @@ impl ApiError {
     /// Returns the same error for a request whose fields have other names: pairs of a name here, and the name that the client knows.
     pub fn renamed(self, names: &[(&str, &str)]) -> ApiError {
         let Some((from, to)) = names.iter().find(|(from, _)| self.param.as_deref() == Some(from)) else { return self };
-        let message = self.message.replace(&format!("`{from}`"), &format!("`{to}`"));
+        let named = |mark: char| (format!("`{from}{mark}"), format!("`{to}{mark}"));
+        let message = ['`', '.'].map(named).iter().fold(self.message, |message, (from, to)| message.replace(from, to));
         ApiError { message, param: Some((*to).to_string()), ..self }
+    }
+
+    /// Returns the same error, which names the field `name` unless it names another one.
+    pub fn within(self, name: &str) -> ApiError {
+        ApiError { param: self.param.or_else(|| Some(name.into())), ..self }
     }
 
     /// Returns the same error with another status.
@@ -151,7 +158,8 @@ impl IntoResponse for ApiError {
 
 /// Returns a response with a JSON body.
 pub fn json_body(value: &serde_json::Value) -> impl IntoResponse + use<> {
-    json_text(value.to_string())
+    // Integers beyond 64 bits are special objects in memory.
+    json_text(write_json(value))
 }
 
 /// Returns a response whose body is JSON text.

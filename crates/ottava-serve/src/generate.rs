@@ -13,6 +13,7 @@ use crate::metrics::Timer;
 use crate::params::{self, Hidden, Params};
 use crate::served::Served;
 use crate::token_ids::TokenIds;
+use crate::truncation::Truncation;
 use ottava_engine::Request;
 use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
@@ -74,7 +75,7 @@ pub async fn generate(
     timer: Timer,
 ) -> Result<Answer<Ids>> {
     let model = served.model(&body)?;
-    let prompt = match body.take_prompt() {
+    let mut prompt = match body.take_prompt() {
         Some(Prompt::Ids(mut lists)) if lists.len() == 1 && !lists[0].is_empty() => lists.remove(0),
         _ => return Err(ApiError::field("token_ids", "`token_ids` is missing; it is a list of at least one token id")),
     };
@@ -91,7 +92,9 @@ pub async fn generate(
         return Err(ApiError::field("max_tokens", "`max_tokens` is 0; it is at least 1"));
     }
     let grammar = constraint::grammar(&served, &body, None).await?;
-    let request = params.request(prompt, Some(max_tokens), served.max_model_len)?;
+    Truncation::read(&body, served.max_model_len.saturating_sub(max_tokens))?.shorten(&mut prompt);
+    let request = params.request(prompt, Some(max_tokens), served.max_model_len);
+    let request = request.map_err(|error| error.renamed(&[("prompt", "token_ids")]))?;
     let prompt = request.prompt.clone();
     let logprobs_of_engine = params.logprobs_of_engine(logprobs);
     let requests = vec![Request { logprobs: logprobs_of_engine, prompt_logprobs, grammar, ..request }];

@@ -53,6 +53,7 @@ mod finish;
 mod format;
 mod generate;
 mod intake;
+mod invocations;
 mod json;
 mod logprobs;
 mod lora_updates;
@@ -80,6 +81,7 @@ mod tokens;
 mod tolerance;
 mod tool_calls;
 mod tool_choice;
+mod truncation;
 mod worker;
 
 #[cfg(test)]

@@ -7,9 +7,10 @@ use crate::finish::StopReason;
 use crate::logprobs::Spelling;
 use crate::models::ServedModel;
 use crate::served::Served;
+use crate::truncation;
 use ottava_data::Tokenizer;
 use ottava_engine::{Field, Parameter, Request, Sampling, tokens};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -27,8 +28,9 @@ const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 1024;
 /// Entries of `stop_token_ids`, at most.
 const MOST_STOP_IDS: usize = 128;
-/// Entries of `logit_bias`, at most, and their range.
+/// Entries of `logit_bias`, at most, and their range; and wrong keys that an error names.
 const MOST_BIASES: usize = 1024;
+const MOST_NAMED: usize = 8;
 const BIASES: std::ops::RangeInclusive<f64> = -100.0..=100.0;
 /// The range of penalties, as in OpenAI's API.
 const PENALTIES: std::ops::RangeInclusive<f64> = -2.0..=2.0;
@@ -63,7 +65,6 @@ const NOT_IMPLEMENTED: &[(&str, &[&str])] = &[
     ("use_beam_search", &["false"]),
     ("allowed_token_ids", &[]),
     ("bad_words", &["[]"]),
-    ("truncate_prompt_tokens", &[]),
     ("logits_processors", &["[]"]),
 ];
 
@@ -85,7 +86,7 @@ const HARMLESS: &[(&str, &[&str])] = &[
 pub fn known(own: &'static [&'static str], not_implemented: &[(&'static str, &[&str])]) -> Vec<&'static str> {
     let names = NOT_IMPLEMENTED.iter().chain(HARMLESS).chain(not_implemented).map(|(name, _)| *name);
     let of_sampling = Parameter::ALL.iter().map(|parameter| parameter.name);
-    [READ, OF_TOKENS, constraint::FIELDS, WITHOUT_EFFECT, own]
+    [READ, OF_TOKENS, constraint::FIELDS, truncation::FIELDS, WITHOUT_EFFECT, own]
         .concat()
         .into_iter()
         .chain(of_sampling)
@@ -355,7 +356,13 @@ fn sampling(body: &Body, served: &Served) -> Result<Sampling> {
 fn logit_bias(body: &Body, vocabulary: usize) -> Result<Vec<(u32, f32)>> {
     let wrong = |message| ApiError::field("logit_bias", message);
     let mut biases = Vec::new();
-    for (token, bias) in body.object("logit_bias", MOST_BIASES)?.into_iter().flatten() {
+    let no_ids = |name: &&String| name.parse::<u32>().is_err();
+    let fields = body.object("logit_bias", MOST_BIASES)?;
+    let names: Vec<&String> = fields.into_iter().flat_map(Map::keys).filter(no_ids).take(MOST_NAMED).collect();
+    if !names.is_empty() {
+        return Err(wrong(format!("`logit_bias` has the keys {names:?}; its keys are token ids")));
+    }
+    for (token, bias) in fields.into_iter().flatten() {
         let (Ok(token), Some(bias)) = (token.parse::<u32>(), bias.as_f64()) else {
             return Err(wrong(format!("`logit_bias` has {token}: {bias}; it has numbers by token id")));
         };

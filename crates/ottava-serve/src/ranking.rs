@@ -7,6 +7,7 @@ use crate::embeddings::Vectors;
 use crate::error::{ApiError, Result};
 use crate::params::WITHOUT_EFFECT;
 use crate::served::Served;
+use crate::truncation::{self, Truncation};
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -17,12 +18,12 @@ const SCORE: &[&str] = &["model", "text_1", "text_2", "queries", "documents"];
 
 /// The fields that a request to rank documents may have.
 pub fn fields_of_rerank() -> Vec<&'static str> {
-    [RERANK, WITHOUT_EFFECT].concat()
+    [RERANK, truncation::FIELDS, WITHOUT_EFFECT].concat()
 }
 
 /// The fields that a request for scores may have.
 pub fn fields_of_score() -> Vec<&'static str> {
-    [SCORE, WITHOUT_EFFECT].concat()
+    [SCORE, truncation::FIELDS, WITHOUT_EFFECT].concat()
 }
 
 /// Ranks the documents of a request.
@@ -86,7 +87,8 @@ async fn scores(
 ) -> Result<(Vec<f64>, usize)> {
     let (model, queries) = (served.model(body)?, first.len());
     let all = Prompt::Texts(first.into_iter().chain(second).collect());
-    let encoded = prompts(served, "documents", all, true).await?;
+    let truncation = Truncation::read(body, served.max_model_len.saturating_sub(1))?;
+    let encoded = prompts(served, "documents", all, true, &truncation).await?;
     let vectors = Vectors::start(served, permit, &model, "documents", encoded)?;
     let tokens = vectors.tokens();
     let vectors = vectors.get().await?;

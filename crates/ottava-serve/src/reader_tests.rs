@@ -4,8 +4,8 @@ use super::*;
 use crate::format::start_of;
 use crate::reasoning::Beginning;
 use crate::tool_calls::ToolCallParser;
-use ottava_data::{ChatTemplate, Clock};
-use serde_json::json;
+use ottava_data::{Chat, ChatTemplate, Clock, PromptForm};
+use serde_json::{Value, json};
 use std::path::Path;
 
 /// Reasoning, content, and the names and arguments of calls.
@@ -288,6 +288,64 @@ fn parsers_are_chosen_by_the_template() {
     assert_eq!((channels.close, channels.then), ("<|channel|>final", Some("<|message|>")));
     assert_eq!(marks("gpt_oss", Beginning::After), None);
     assert!("none".parse::<ToolCallParser>().unwrap_err().contains("hermes, qwen"));
+}
+
+/// Models learn to write calls as the template writes the calls of earlier turns.
+#[test]
+fn parsers_read_the_calls_that_templates_write() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ottava-data/src/templates");
+    let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer");
+    let arguments = json!({"to": "the \"deep\" sea\n<é>", "depth": 3});
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "dive", "arguments": arguments}});
+    let schema = json!({"type": "object", "properties": {"to": {"type": "string"}, "depth": {"type": "integer"}}, "required": ["to"]});
+    let tools =
+        json!([{"type": "function", "function": {"name": "dive", "description": "Dives.", "parameters": schema}}]);
+    for (name, end, count) in [
+        ("qwen2_5", "<|im_end|>", 2),
+        ("qwen3", "<|im_end|>", 2),
+        ("qwen3_instruct_2507", "<|im_end|>", 2),
+        ("qwen3_5_think", "<|im_end|>", 2),
+        ("qwen3_6", "<|im_end|>", 2),
+        ("glm4moe", "<|observation|>", 2),
+        ("deepseekv3", "<｜end▁of▁sentence｜>", 2),
+        ("gptoss", "<|call|>", 1),
+    ] {
+        let file = folder.join(format!("{name}.jinja"));
+        let template = ChatTemplate::load(&data, Some(&file), Clock::Now).unwrap().unwrap();
+        let ids = &["c00000001", "c00000002"][..count];
+        let turn = json!({"role": "assistant", "content": "", "tool_calls": ids.iter().map(|id| call(id)).collect::<Vec<_>>()});
+        let text = |turns: &[&Value], add_generation_prompt: bool| {
+            let messages =
+                [&[Chat::message("user", "Dive!")][..], &turns.iter().map(|turn| (*turn).clone()).collect::<Vec<_>>()]
+                    .concat();
+            let chat = Chat { messages, tools: tools.clone(), ..Chat::default() };
+            template.prompt_text(&chat, &PromptForm { add_generation_prompt, ..PromptForm::default() }).unwrap()
+        };
+        let (prompt, whole) = (text(&[], true), text(&[&turn], false));
+        let same =
+            prompt.char_indices().zip(whole.chars()).find(|((_, a), b)| a != b).map_or(prompt.len(), |((at, _), _)| at);
+        // Both may go on with a marker.
+        let same = whole[..same].trim_end_matches('<').len();
+        let answer = whole[same..].split(end).next().unwrap();
+        let reasoning = ReasoningParser::of_template(&template);
+        let opened = reasoning.is_some_and(|parser| parser.beginning(&whole[..same], None) == Beginning::Within);
+        let parser = ToolCallParser::of_template(&template).unwrap();
+        let division = Division {
+            reasoning,
+            opened,
+            tools: Tools::new(tools.as_array().unwrap()),
+            ..division(None, Some(Calls::Free(parser)))
+        };
+        let (thought, content, calls) = parsed(&division, answer);
+        assert_eq!((thought.as_str(), content.as_str(), calls.len()), ("", "", count), "{name}: {answer}");
+        for (called, found) in calls {
+            assert_eq!(
+                (called.as_str(), serde_json::from_str::<Value>(&found).unwrap()),
+                ("dive", arguments.clone()),
+                "{name}"
+            );
+        }
+    }
 }
 
 /// Long parts of texts, which formats wait for, and white space without end.

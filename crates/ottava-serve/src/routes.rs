@@ -11,6 +11,7 @@ use crate::embeddings::{self, Embeddings};
 use crate::error::{ApiError, Result, json_body};
 use crate::generate::{self, generate};
 use crate::intake::{MAX_BODY_BYTES, Received, SMALL_BYTES};
+use crate::invocations::{Invoked, invoked};
 use crate::lora_updates;
 use crate::metrics::Timer;
 use crate::origin::{allowed, preflight, share};
@@ -21,7 +22,8 @@ use crate::responses;
 use crate::served::Served;
 use crate::tokens;
 use axum::Router;
-use axum::extract::{Path, Request, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -31,7 +33,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// The paths by which requests are counted.
-const PATHS: [&str; 21] = [
+const PATHS: [&str; 23] = [
     "/",
     "/v1/completions",
     "/v1/chat/completions",
@@ -42,6 +44,7 @@ const PATHS: [&str; 21] = [
     "/v1/rerank",
     "/v1/score",
     "/inference/v1/generate",
+    "/invocations",
     "/v1/models",
     "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
@@ -49,6 +52,7 @@ const PATHS: [&str; 21] = [
     "/v1/training",
     "/tokenize",
     "/detokenize",
+    "/tokenizer_info",
     "/version",
     "/health",
     "/load",
@@ -82,8 +86,10 @@ pub fn routes(served: Arc<Served>, more: Router) -> Router {
         // The path of Cohere's clients.
         .route("/v2/rerank", post(post_rerank))
         .route("/inference/v1/generate", post(post_generate))
+        .route("/invocations", post(post_invocations))
         .route("/tokenize", post(post_tokenize))
         .route("/detokenize", post(post_detokenize))
+        .route("/tokenizer_info", get(tokenizer_info))
         .route("/", get(page))
         .route("/version", get(version))
         .route("/health", get(health))
@@ -180,15 +186,29 @@ async fn post_chat(State(served): State<Arc<Served>>, request: Request) -> Resul
     answer(served, request, (chat_request::fields(), None), chat_completions).await
 }
 
+async fn post_invocations(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let (head, body) = request.into_parts();
+    let body = served.intake.receive(body).await?.bytes;
+    let (state, path) = (State(served), invoked(&body));
+    let request = Request::from_parts(head, body.into());
+    match path {
+        Invoked::Chat => post_chat(state, request).await,
+        Invoked::Completions => post_completions(state, request).await,
+        Invoked::Embeddings => post_embeddings(state, request).await,
+        Invoked::Rerank => post_rerank(state, request).await,
+        Invoked::Score => post_score(state, request).await,
+    }
+}
+
 async fn post_responses(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
     answer(served, request, (responses::fields(), None), responses::respond).await
 }
 
-async fn get_response(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Result<Response> {
+async fn get_response(State(served): State<Arc<Served>>, Named(id): Named) -> Result<Response> {
     Ok(json_body(&responses::stored(&served, &id)?).into_response())
 }
 
-async fn delete_response(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Result<Response> {
+async fn delete_response(State(served): State<Arc<Served>>, Named(id): Named) -> Result<Response> {
     Ok(json_body(&responses::delete(&served, &id)?).into_response())
 }
 
@@ -236,6 +256,10 @@ async fn post_detokenize(State(served): State<Arc<Served>>, request: Request) ->
     Ok(json_body(&tokens::detokenize(&served, &accepted.body)?).into_response())
 }
 
+async fn tokenizer_info(State(served): State<Arc<Served>>) -> Response {
+    json_body(&tokens::tokenizer_info(&served)).into_response()
+}
+
 async fn post_load_adapter(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
     let accepted = Accepted::receive(&served, request, (lora_updates::LOAD.to_vec(), None)).await?;
     Ok(lora_updates::load(&served, &accepted.body).await?.into_response())
@@ -244,6 +268,20 @@ async fn post_load_adapter(State(served): State<Arc<Served>>, request: Request) 
 async fn post_unload_adapter(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
     let accepted = Accepted::receive(&served, request, (lora_updates::UNLOAD.to_vec(), None)).await?;
     Ok(lora_updates::unload(&served, &accepted.body)?.into_response())
+}
+
+/// The last part of a path, which names a model or a response.
+struct Named(String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Named {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(head: &mut Parts, state: &S) -> Result<Named> {
+        let Path(name) = Path::from_request_parts(head, state)
+            .await
+            .map_err(|error| ApiError::invalid(format!("the path cannot be read: {}", error.body_text())))?;
+        Ok(Named(name))
+    }
 }
 
 /// The fields that a request may have, and the field that is its prompt.
@@ -298,7 +336,7 @@ async fn models(State(served): State<Arc<Served>>) -> Response {
     json_body(&json!({"object": "list", "data": models})).into_response()
 }
 
-async fn model(State(served): State<Arc<Served>>, Path(id): Path<String>) -> Result<Response> {
+async fn model(State(served): State<Arc<Served>>, Named(id): Named) -> Result<Response> {
     Ok(json_body(&served.describe(served.models.named(&id)?.as_ref())).into_response())
 }
 

@@ -13,7 +13,10 @@ pub fn each_schema(schema: &mut Value, visit: &mut dyn FnMut(&mut Map<String, Va
             for (name, value) in fields.iter_mut().filter(|(name, _)| !VALUES.contains(&name.as_str())) {
                 match (name.as_str(), value) {
                     // These are schemas by name, and no schema themselves.
-                    ("properties" | "$defs" | "definitions", Value::Object(named)) => {
+                    (
+                        "properties" | "patternProperties" | "dependentSchemas" | "$defs" | "definitions",
+                        Value::Object(named),
+                    ) => {
                         named.values_mut().for_each(|schema| each_schema(schema, visit));
                     }
                     (_, value) => each_schema(value, visit),

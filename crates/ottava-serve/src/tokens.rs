@@ -1,10 +1,12 @@
-//! `POST /tokenize` and `POST /detokenize`, in the form of vLLM's.
+//! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, in the form of vLLM's.
 
 use crate::body::{Body, MOST_VALUES, Prompt};
 use crate::chat_request::{conversation, prompt_form};
 use crate::error::{ApiError, Result};
 use crate::logprobs::Place;
 use crate::served::{PromptOptions, Served};
+use ottava_common::input;
+use ottava_data::parse_json;
 use serde_json::{Value, json};
 
 /// The fields of `/tokenize`: a text or a conversation.
@@ -20,6 +22,8 @@ pub const TOKENIZE: &[&str] = &[
     "continue_final_message",
     "chat_template_kwargs",
 ];
+/// The maximum size of a `tokenizer_config.json`.
+const MOST_CONFIG_BYTES: u64 = 16 << 20;
 /// The fields of `/detokenize`.
 pub const DETOKENIZE: &[&str] = &["model", "tokens"];
 
@@ -53,6 +57,21 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
     Ok(json!({
         "count": tokens.len(), "max_model_len": served.max_model_len, "tokens": tokens, "token_strs": texts,
     }))
+}
+
+/// The content of `tokenizer_config.json`, with the chat template. Clients such as lm-eval read special tokens and the template here.
+pub fn tokenizer_info(served: &Served) -> Value {
+    let path = served.tokenizer.path().with_file_name("tokenizer_config.json");
+    // Some tokenizers have no such file.
+    let text = input::read_text(&path, MOST_CONFIG_BYTES).unwrap_or_default();
+    let mut info = parse_json(&text).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
+    if info["tokenizer_class"].is_null() {
+        info["tokenizer_class"] = "PreTrainedTokenizerFast".into();
+    }
+    if let Some(template) = &served.template {
+        info["chat_template"] = template.source().into();
+    }
+    info
 }
 
 /// The text of tokens, with special ones.

@@ -122,9 +122,13 @@ fn word_of(word: &str) -> Result<Kind> {
 /// Errors if a tool is no function with a name.
 fn expect_function(number: usize, tool: &Value) -> Result<()> {
     let wrong = |message: String| Err(ApiError::field("tools", message));
+    let parameters = &tool["function"]["parameters"];
     match (tool["type"].as_str().unwrap_or("function"), tool["function"]["name"].as_str()) {
+        ("function", None | Some("")) => wrong(format!("tool {number} has no `function.name`")),
+        ("function", Some(_)) if !(parameters.is_null() || parameters.is_object()) => {
+            wrong(format!("tool {number} has `parameters` that are no JSON schema; a schema is an object"))
+        }
         ("function", Some(_)) => Ok(()),
-        ("function", None) => wrong(format!("tool {number} has no `function.name`")),
         (kind, _) => wrong(format!("tool {number} is of the type {kind:?}; only functions are implemented")),
     }
 }
@@ -150,10 +154,7 @@ fn parameters(tool: &Value) -> Value {
     };
     match tool["function"].get("parameters") {
         Some(Value::Object(schema)) if !schema.iter().all(names_none) => schema.clone().into(),
-        None | Some(Value::Null | Value::Object(_)) => {
-            json!({"type": "object", "properties": {}, "additionalProperties": false})
-        }
-        Some(other) => other.clone(),
+        _ => json!({"type": "object", "properties": {}, "additionalProperties": false}),
     }
 }
 

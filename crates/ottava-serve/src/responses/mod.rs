@@ -15,6 +15,7 @@ use crate::error::{ApiError, Result};
 use crate::metrics::Timer;
 use crate::served::Served;
 use items::State;
+use ottava_data::write_json;
 use request::{Asked, RENAMED};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -153,7 +154,7 @@ impl Form for ResponseReply {
     }
 
     fn whole(&mut self, work: &Work, _choices: &[usize]) -> String {
-        self.finish(work).to_string()
+        write_json(&self.finish(work))
     }
 
     fn first(&mut self, work: &Work) -> Vec<Message> {

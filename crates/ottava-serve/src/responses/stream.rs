@@ -3,6 +3,7 @@
 use super::items::{State, item, part};
 use crate::answer::Message;
 use crate::blocks::{BlockKind, Blocks, Change};
+use ottava_data::write_json;
 use serde_json::{Value, json};
 
 /// The events that were not sent.
@@ -21,7 +22,7 @@ impl Events {
             event[field] = value.clone();
         }
         self.number += 1;
-        self.ready.push(Message { event: Some(name), data: event.to_string() });
+        self.ready.push(Message { event: Some(name), data: write_json(&event) });
     }
 
     /// Adds the events of a change. `is_cut` says whether `max_output_tokens` has ended the answer.

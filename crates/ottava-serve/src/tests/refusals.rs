@@ -190,6 +190,43 @@ fn fields_without_effect_pass_unless_the_server_is_strict() {
 }
 
 #[test]
+fn mistakes_are_told_in_the_words_of_the_request() {
+    let server = start(|_, _| {});
+    let answer = |path: &str, text: &str| {
+        let request =
+            agent().post(format!("http://{}{path}", server.address)).header("Content-Type", "application/json");
+        let mut response = request.send(text).unwrap();
+        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+    };
+    let digits = "99999999999999999999";
+    let long = "a ".repeat(MODEL_LEN);
+    let call = r#"{"role": "assistant", "tool_calls": [{"id": "a", "type": "function"}]}"#;
+    for (path, body, words) in [
+        (COMPLETIONS, format!(r#"{{"prompt": "a", "seed": {digits}}}"#), format!("`seed` is {digits};")),
+        (COMPLETIONS, r#"{"prompt": "a", "logit_bias": {"x": 1, "5": 1, "y": 1}}"#.into(), r#"[\"x\", \"y\"]"#.into()),
+        (COMPLETIONS, r#"{"prompt": "a", "truncate_prompt_tokens": 0}"#.into(), "`truncate_prompt_tokens` is 0".into()),
+        (CHATS, format!(r#"{{"messages": [{{"role": "user", "content": "{long}"}}]}}"#), r#""param":"messages""#.into()),
+        (CHATS, format!(r#"{{"messages": [{call}]}}"#), "message 0 has a call without the name".into()),
+        (
+            CHATS,
+            r#"{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}"#.into(),
+            "tool 0 has `parameters`".into(),
+        ),
+        ("/v1/responses", r#"{"input": "a", "text": {"format": {}}}"#.into(), "`text.format.type` is".into()),
+        ("/inference/v1/generate", format!(r#"{{"token_ids": {:?}}}"#, vec![5; MODEL_LEN]), r#""param":"token_ids""#.into()),
+    ] {
+        let (status, text) = answer(path, &body);
+        assert!(status == 400 && text.contains(&words), "{text}, and not {words}");
+    }
+    let (status, text) = server.call("/v1/models/%ff", None, None);
+    assert!(status == 400 && text.starts_with(r#"{"error":{"message":"the path cannot be read"#), "{text}");
+    // Integers beyond 64 bits stay exact.
+    let (status, text) =
+        answer("/v1/responses", &format!(r#"{{"input": "a", "max_output_tokens": 2, "metadata": {{"a": {digits}}}}}"#));
+    assert!(status == 200 && text.contains(&format!(r#""metadata":{{"a":{digits}}}"#)), "{text}");
+}
+
+#[test]
 fn constraints_that_cannot_be_used_name_the_field() {
     let server = start(|_, _| {});
     let schema = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "a", "schema": schema}});
@@ -213,6 +250,8 @@ fn constraints_that_cannot_be_used_name_the_field() {
             ("structured_outputs", json!({"grammar": "root ::= a"})),
             ("structured_outputs", json!({"regex": "a", "choice": ["a"]})),
             ("guided_json", json!("no schema")),
+            ("guided_json", json!({"type": "string", "pattern": "(a)\\1"})),
+            ("guided_regex", json!("a(?=b)")),
             ("guided_regex", json!("(")),
             ("guided_regex", json!("a".repeat(300_000))),
             ("guided_choice", json!([])),
