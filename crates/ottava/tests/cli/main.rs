@@ -13,6 +13,7 @@ mod export;
 mod forward_metrics;
 mod generate;
 mod hostile;
+mod hosts;
 mod hub;
 mod inspect;
 mod kill;
