@@ -17,6 +17,7 @@ mod hosts;
 mod hub;
 mod inspect;
 mod kill;
+mod launch;
 mod layer_axes;
 mod monitor;
 mod parts;
