@@ -29,6 +29,7 @@ pub mod monitor;
 mod newest;
 pub mod plan;
 mod plan_data;
+mod plan_hosts;
 mod plan_verdict;
 pub mod prepare;
 mod prompts;

@@ -1,6 +1,7 @@
 //! `ottava plan`.
 
 use super::plan_data::Data;
+use super::plan_hosts::{FailureTables, HostArgs, HostPlan};
 use super::plan_verdict::{Checked, Verdict, duration};
 use super::remote::{Reads, load_run};
 use crate::output::print_json;
@@ -30,6 +31,7 @@ use std::path::PathBuf;
   ottava plan run.toml --gpu H100
   ottava plan run.toml --set parallel.data=8 --set parallel.zero=3 --step-ms 400
   ottava plan run.toml --ranks 8 --set parallel.auto=true
+  ottava plan run.toml --gpu H200 --gpus 1024 --hosts 128 --mtbf 8 --tokens 2e12
   ottava plan run.toml --set gradient_accumulation_steps=4 --program
 
 A run that does not fit its device ends this with exit code 3, and with the cheapest settings that make it fit.")]
@@ -56,11 +58,13 @@ pub struct PlanCommand {
     gpu_memory: Option<f64>,
     /// The number of ranks to plan for; by default, the product of the sizes in `[parallel]`. With `parallel.auto`, search the fastest division among
     /// these ranks.
-    #[arg(long, value_name = "N", value_parser = super::count)]
+    #[arg(long, visible_alias = "gpus", value_name = "N", value_parser = super::count)]
     ranks: Option<usize>,
     /// Predict the step time of several ranks. MS is the time of a step on a single GPU, in milliseconds, with the micro-batches of one rank.
     #[arg(long, value_name = "MS")]
     step_ms: Option<f64>,
+    #[command(flatten)]
+    hosts: HostArgs,
     /// Tokenize the data as `prepare` does, and show the first ROWS rows of training. Tokens that contribute to the loss are coloured; with NO_COLOR
     /// or without a terminal, they are in brackets.
     #[arg(long, value_name = "ROWS", num_args = 0..=1, default_missing_value = "3", value_parser = super::count)]
@@ -149,6 +153,10 @@ struct Printed<'a> {
     predicted_overlap: &'a Option<Overlap>,
     /// The search for a division, with `parallel.auto`.
     search: &'a Option<ParallelSearch>,
+    /// The job on several hosts, with `--hosts`.
+    hosts: &'a Option<HostPlan>,
+    /// The simulated jobs, with `--failures`.
+    failures: &'a Option<FailureTables>,
     /// The formatting of each file.
     formattings: &'a [Formatting],
     /// A description of the tokens that begin and end a document.
@@ -171,6 +179,7 @@ impl PlanCommand {
         if let Some(ms) = self.step_ms.filter(|ms| !(ms.is_finite() && *ms > 0.0)) {
             return Err(Error::Config(format!("--step-ms is {ms}; a step takes more than 0 milliseconds")));
         }
+        self.hosts.check()?;
         let Loaded { mut config, old_keys } = load_run(&self.config, &self.all_settings(), Reads::Shapes)?;
         super::warn_of_settings(&config, old_keys);
         let ranks = self.ranks.unwrap_or(config.parallel.ranks());
@@ -210,6 +219,8 @@ impl PlanCommand {
         let is_tied = sizes.head.tied && sizes.lora.is_none() && plan.pipeline.is_some();
         let program = self.program.then(|| Programs::of_ranks(&resolved.config.run, is_tied)).transpose()?;
         let verdict = Verdict::new(&resolved, &plan, &checked, &device.to_string());
+        let hosts = self.hosts.plan(&plan, self.step_ms, verdict.tokens)?;
+        let failures = self.hosts.tables();
         match self.json {
             true => print_json(&Printed {
                 verdict: &verdict,
@@ -217,6 +228,8 @@ impl PlanCommand {
                 gpu: &gpu,
                 predicted_overlap: &overlap,
                 search: &search,
+                hosts: &hosts,
+                failures: &failures,
                 formattings: &formattings,
                 edges: &checked.edges,
                 data: &data,
@@ -234,6 +247,8 @@ impl PlanCommand {
                 }
                 overlap.iter().filter(|_| self.details || self.step_ms.is_some()).for_each(print_overlap);
                 search.iter().for_each(print_search);
+                hosts.iter().for_each(HostPlan::print);
+                failures.iter().for_each(FailureTables::print);
                 program.iter().flatten().for_each(Programs::print);
             }
         }

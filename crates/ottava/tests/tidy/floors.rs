@@ -39,6 +39,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
     ("ottava-http", &[("", 3)]),
     ("ottava-hub", &[("", 3)]),
     ("ottava-store", &[("", 3)]),
+    ("ottava-elastic", &[("", 3)]),
     ("ottava-recipe", &[("", 3)]),
     ("ottava-models", &[("", 5), ("layers", 4)]),
     ("ottava-data", &[("", 6)]),

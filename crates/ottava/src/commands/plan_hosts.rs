@@ -1,0 +1,531 @@
+//! The part of `ottava plan` about several hosts: which groups of ranks cross hosts, bytes on each link, checkpoints, failures, spares and days.
+
+use super::plan_verdict::duration;
+use clap::Args;
+use ottava_common::{Error, Result};
+use ottava_elastic::Straggler;
+use ottava_elastic::simulate::{
+    Cause, Inputs, LLAMA_3, Published, Snapshots, Spread, Stragglers, Summary, per_1000_gpu_days, published, run_seeds,
+};
+use ottava_tensor::comm::{Axis, MeshShape};
+use ottava_train::plan::{CommunicationPlan, Links, PipelineCost, Plan, predict};
+use serde::Serialize;
+
+/// The options for jobs on several hosts.
+#[derive(Args)]
+pub struct HostArgs {
+    /// Plan for this many hosts with the same number of GPUs each: groups of ranks that cross hosts, bytes on each link, checkpoints, failures, spares, days.
+    #[arg(long, value_name = "N", value_parser = super::count)]
+    hosts: Option<usize>,
+    /// The mean time between failures of the job in hours; by default, from the failures of Llama 3 405B per GPU.
+    #[arg(long, value_name = "HOURS", requires = "hosts")]
+    mtbf: Option<f64>,
+    /// The minutes from a failure to the first step of the restarted job.
+    #[arg(long, value_name = "MINUTES", default_value_t = 10.0)]
+    restart: f64,
+    /// The number of spare hosts; by default, enough in 99 % of the time, if a repair takes two days.
+    #[arg(long, value_name = "N", requires = "hosts")]
+    spares: Option<u32>,
+    /// The share of lost hosts that take the next host with them, for example by a switch, from 0 to 1.
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    paired_losses: f64,
+    /// The number of hosts per 1,000 GPUs and day that become slow. Steps then take 1.3 times as long, until a spare takes the place after 10 minutes.
+    #[arg(long, value_name = "N", default_value_t = 0.0, allow_negative_numbers = true)]
+    slow_hosts: f64,
+    /// The tokens of the run, such as 2e12; by default, from its steps.
+    #[arg(long, value_name = "N", requires = "hosts")]
+    tokens: Option<f64>,
+    /// Print the share of the time that trains new steps, for 64 to 16,384 GPUs with and without spare hosts, from a simulation.
+    #[arg(long)]
+    failures: bool,
+    /// The number of simulations of each job, with seeds from 0.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    seeds: u64,
+}
+
+/// The GPUs of the jobs in the table of `--failures`.
+const SIZES: [u32; 5] = [64, 256, 1024, 4096, 16_384];
+
+/// The GPUs of a host in the table of `--failures`.
+const GPUS_PER_HOST: u32 = 8;
+
+/// The bytes per second of a copy from a GPU to the memory of its host (`plan/changes.rs` of `ottava-train`).
+const BUS: f64 = 50.2e9;
+
+/// The least seconds for which a checkpoint is assumed to pause training.
+const LEAST_PAUSE: f64 = 1.0;
+
+/// The bytes per second that a host is assumed to write to a shared disk.
+const DISK: f64 = 2e9;
+
+/// The share of the time of training that snapshots in memory may take.
+const SNAPSHOT_COST: f64 = 0.01;
+
+/// The seconds from a failure to the next step, if the state is in the memory of hosts.
+const MEMORY_RESTART: f64 = 30.0;
+
+/// The time of a step with a slow host, relative to the time without.
+const SLOWDOWN: f64 = 1.3;
+
+/// The seconds until a slow host is noticed, and until it is repaired.
+const SLOW: [f64; 2] = [600.0, 86_400.0];
+
+/// The number of recoveries times hosts of one simulation. It bounds the time of a simulation.
+const SIMULATED: f64 = 120_000.0;
+
+/// A group of ranks.
+#[derive(Serialize)]
+struct GroupPlan {
+    axis: Axis,
+    /// The number of ranks of a group.
+    ranks: usize,
+    /// The number of hosts of a group.
+    hosts: usize,
+}
+
+/// A job on several hosts. Bytes are per GPU and step.
+#[derive(Serialize)]
+pub struct HostPlan {
+    hosts: usize,
+    gpus_per_host: usize,
+    groups: Vec<GroupPlan>,
+    /// The bytes that a GPU sends within its host.
+    host_link_bytes: f64,
+    /// The bytes that a GPU sends to other hosts.
+    network_bytes: f64,
+    step_seconds: f64,
+    exposed_seconds: f64,
+    /// The tokens of a GPU in its last micro-batch that hide the gradients on the network.
+    hiding_tokens: f64,
+    mtbf_hours: f64,
+    save_pause_seconds: f64,
+    save_write_seconds: f64,
+    /// The number of steps between checkpoints that loses the least time.
+    save_steps: u64,
+    spares: u32,
+    restart_minutes: f64,
+    /// The goodput by the formula for checkpoints on disk.
+    formula_goodput: f64,
+    /// The simulation with checkpoints on disk.
+    disk: Summary,
+    /// The number of steps between snapshots in memory.
+    snapshot_steps: u64,
+    /// The memory of each host for its snapshots and the copies of another host, two of each.
+    snapshot_bytes: f64,
+    /// The simulation with snapshots in the memory of hosts.
+    memory: Summary,
+    tokens: Option<f64>,
+    /// The days of the run without failures.
+    days: Option<f64>,
+}
+
+/// A number of GPUs in the table of `--failures`.
+#[derive(Serialize)]
+struct FailureRow {
+    gpus: u32,
+    mtbf_hours: f64,
+    spares: u32,
+    /// Checkpoints on disk, and no spares: the job waits for repairs.
+    disk_waits: Spread,
+    /// Checkpoints on disk, and no spares: the job goes on with three quarters of its hosts or more.
+    disk_shrinks: Spread,
+    /// Checkpoints on disk, and spares.
+    disk: Spread,
+    /// Snapshots in memory, and spares.
+    memory: Spread,
+}
+
+/// A published run, and its simulation.
+#[derive(Serialize)]
+struct PublishedRow {
+    run: &'static str,
+    published: &'static str,
+    published_goodput: f64,
+    simulated: Spread,
+}
+
+/// The tables of `--failures`.
+#[derive(Serialize)]
+pub struct FailureTables {
+    sizes: Vec<FailureRow>,
+    published: Vec<PublishedRow>,
+}
+
+/// Errors with the name of the `option` if its `number` is not above 0.
+fn expect_above_zero(option: &str, number: Option<f64>) -> Result<()> {
+    match number.filter(|number| !(number.is_finite() && *number > 0.0)) {
+        Some(number) => Err(Error::Config(format!("{option} is {number}; it must be above 0"))),
+        None => Ok(()),
+    }
+}
+
+impl HostArgs {
+    /// Errors if an option has no possible value.
+    pub fn check(&self) -> Result<()> {
+        expect_above_zero("--mtbf", self.mtbf)?;
+        expect_above_zero("--restart", Some(self.restart))?;
+        expect_above_zero("--tokens", self.tokens)?;
+        if !(0.0..=1.0).contains(&self.paired_losses) {
+            return Err(Error::Config(format!("--paired-losses is {}; it is a share from 0 to 1", self.paired_losses)));
+        }
+        if !(self.slow_hosts.is_finite() && self.slow_hosts >= 0.0) {
+            return Err(Error::Config(format!("--slow-hosts is {}; it must be at least 0", self.slow_hosts)));
+        }
+        expect_above_zero("--seeds", Some(self.seeds as f64))
+    }
+
+    /// Plans `plan` on the hosts; `None` without `--hosts`. `step_ms` is the time of a step on a single GPU in milliseconds, and `tokens` are the tokens of
+    /// the run.
+    pub fn plan(&self, plan: &Plan, step_ms: Option<f64>, tokens: Option<u64>) -> Result<Option<HostPlan>> {
+        let Some(hosts) = self.hosts else { return Ok(None) };
+        let gpus = plan.memory.ranks;
+        if !gpus.is_multiple_of(hosts) {
+            return Err(Error::Config(format!(
+                "--hosts is {hosts}, and {gpus} GPUs cannot be divided evenly among {hosts} hosts; --gpus sets the number of GPUs"
+            )));
+        }
+        let placement = Placement::new(&plan.mesh.shape, gpus / hosts);
+        let step = placement.step(plan, step_ms)?;
+        let causes = self.causes(gpus as f64);
+        let mut disk = self.disk(hosts as u32, (gpus / hosts) as u32, causes);
+        let slice = placement.slice_bytes(plan);
+        disk.step = step.seconds;
+        disk.saves.pause = (slice / BUS).max(LEAST_PAUSE);
+        disk.saves.write = slice * (gpus / hosts) as f64 / DISK;
+        disk.spares = self.spares.unwrap_or(disk.spares);
+        disk.saves.interval = disk.as_disk().best_interval();
+        let disk = with_days(disk);
+        let snapshot_steps = (slice / BUS / SNAPSHOT_COST / step.seconds).ceil().max(1.0);
+        let snapshots = Snapshots {
+            every: snapshot_steps as u64,
+            seal: slice / Links::H200.between.bandwidth,
+            cost: slice / BUS / (snapshot_steps * step.seconds),
+        };
+        let memory = Inputs { snapshots: Some(snapshots), ..disk.clone().with_memory(0.0, MEMORY_RESTART) };
+        let tokens = self.tokens.or(tokens.map(|tokens| tokens as f64));
+        let (host_link_bytes, network_bytes) = placement.bytes(plan.communication.as_ref());
+        Ok(Some(HostPlan {
+            hosts,
+            gpus_per_host: gpus / hosts,
+            groups: placement.groups,
+            host_link_bytes,
+            network_bytes,
+            step_seconds: step.seconds,
+            exposed_seconds: step.exposed,
+            hiding_tokens: step.hiding_tokens,
+            mtbf_hours: disk.mean_time_between_failures() / 3600.0,
+            save_pause_seconds: disk.saves.pause,
+            save_write_seconds: disk.saves.write,
+            save_steps: (disk.saves.interval / step.seconds).round().max(1.0) as u64,
+            spares: disk.spares,
+            restart_minutes: self.restart,
+            formula_goodput: disk.as_disk().goodput(disk.saves.interval),
+            disk: run_seeds(&disk, self.seeds),
+            snapshot_steps: snapshot_steps as u64,
+            snapshot_bytes: 4.0 * slice * (gpus / hosts) as f64,
+            memory: run_seeds(&memory, self.seeds),
+            tokens,
+            days: tokens.map(|tokens| tokens / plan.tokens_per_step as f64 * step.seconds / 86_400.0),
+        }))
+    }
+
+    /// Returns a job that goes back to checkpoints on disk.
+    fn disk(&self, hosts: u32, gpus_per_host: u32, causes: Vec<Cause>) -> Inputs {
+        let [notice, lasts] = SLOW;
+        let slow = Stragglers { per_1000_gpu_days: self.slow_hosts, slowdown: SLOWDOWN, notice, lasts };
+        let inputs = Inputs::disk(hosts, gpus_per_host, causes, self.restart * 60.0, 0.0);
+        Inputs {
+            in_pairs: self.paired_losses,
+            stragglers: (self.slow_hosts > 0.0).then_some(slow),
+            policy: Straggler::Swap,
+            ..inputs
+        }
+    }
+
+    /// Returns the causes of failures of a job of `gpus` GPUs.
+    fn causes(&self, gpus: f64) -> Vec<Cause> {
+        match self.mtbf {
+            Some(hours) => per_1000_gpu_days(24.0 / hours / gpus * 1000.0),
+            None => LLAMA_3.to_vec(),
+        }
+    }
+
+    /// Returns the tables of `--failures`; `None` without it.
+    pub fn tables(&self) -> Option<FailureTables> {
+        let goodput = |inputs: &Inputs| run_seeds(inputs, self.seeds).goodput;
+        let row = |gpus: u32| {
+            let hosts = gpus / GPUS_PER_HOST;
+            let disk = with_days(self.disk(hosts, GPUS_PER_HOST, LLAMA_3.to_vec()));
+            let waits = Inputs { spares: 0, ..disk.clone() };
+            let shrinks = Inputs { smallest: hosts - hosts / 4, ..waits.clone() };
+            FailureRow {
+                gpus,
+                mtbf_hours: disk.mean_time_between_failures() / 3600.0,
+                spares: disk.spares,
+                disk_waits: goodput(&waits),
+                disk_shrinks: goodput(&shrinks),
+                disk: goodput(&disk),
+                memory: goodput(&disk.clone().with_memory(SNAPSHOT_COST, MEMORY_RESTART)),
+            }
+        };
+        let of_published = |run: Published| PublishedRow {
+            run: run.name,
+            published: run.published,
+            published_goodput: run.goodput,
+            simulated: goodput(&run.inputs),
+        };
+        self.failures.then(|| FailureTables {
+            sizes: SIZES.into_iter().map(row).collect(),
+            published: published().into_iter().map(of_published).collect(),
+        })
+    }
+}
+
+/// Returns `inputs` with as many days as the time of a simulation allows.
+fn with_days(inputs: Inputs) -> Inputs {
+    let failures = (SIMULATED / f64::from(inputs.hosts)).clamp(60.0, 400.0);
+    let days = failures * inputs.mean_time_between_failures() / 86_400.0;
+    Inputs { days, ..inputs }
+}
+
+/// The groups of ranks on hosts.
+struct Placement {
+    shape: MeshShape,
+    groups: Vec<GroupPlan>,
+    /// The ranks of one host that share gradients and slices.
+    sharing_in_host: usize,
+}
+
+/// The time of a step.
+struct Step {
+    seconds: f64,
+    exposed: f64,
+    hiding_tokens: f64,
+}
+
+impl Placement {
+    fn new(shape: &MeshShape, gpus_per_host: usize) -> Placement {
+        // Tensor is the fastest axis of rank numbers, followed by context, data and pipeline; experts divide data x context.
+        let [tensor, context] = [shape.tensor, shape.tensor * shape.context];
+        let stride = |axis| match axis {
+            Axis::Tensor => 1,
+            Axis::Context | Axis::Expert => tensor,
+            Axis::Data => context,
+            Axis::Pipeline => context * shape.data,
+        };
+        let group = |axis: Axis| {
+            let (stride, ranks) = (stride(axis), shape.size(axis));
+            let hosts = match stride >= gpus_per_host {
+                true => ranks,
+                false => (stride * ranks).div_ceil(gpus_per_host),
+            };
+            GroupPlan { axis, ranks, hosts }
+        };
+        let several = Axis::ALL.into_iter().filter(|axis| shape.size(*axis) > 1);
+        let sharing = shape.data * shape.context;
+        let sharing_in_host = (gpus_per_host / shape.tensor).clamp(1, sharing);
+        Placement { shape: *shape, groups: several.map(group).collect(), sharing_in_host }
+    }
+
+    fn sharing(&self) -> usize {
+        self.shape.data * self.shape.context
+    }
+
+    /// Returns the bytes that a GPU sends in a step within its host and to other hosts. Gradients and slices are reduced and gathered within a host, and
+    /// a part of the buffer for each GPU between hosts.
+    fn bytes(&self, communication: Option<&CommunicationPlan>) -> (f64, f64) {
+        let Some(plan) = communication else { return (0.0, 0.0) };
+        let (sharing, in_host) = (self.sharing() as f64, self.sharing_in_host as f64);
+        let between = sharing / in_host;
+        let of_layers = plan.of_layers.total().bytes as f64;
+        let messages = (plan.traffic.send - plan.of_layers.send).bytes as f64;
+        let shared = plan.traffic.total().bytes as f64 - of_layers - messages;
+        let buffers = if sharing > 1.0 { shared * sharing / (sharing - 1.0) } else { 0.0 };
+        let crosses = |axes: &[Axis]| self.groups.iter().any(|group| axes.contains(&group.axis) && group.hosts > 1);
+        let mut sides = [buffers * (in_host - 1.0) / in_host, buffers / in_host * (between - 1.0) / between];
+        sides[usize::from(crosses(&[Axis::Tensor, Axis::Context, Axis::Expert]))] += of_layers;
+        sides[usize::from(crosses(&[Axis::Pipeline]))] += messages;
+        (sides[0], sides[1])
+    }
+
+    /// Returns the bytes of a checkpoint that each rank writes. The memory plan counts the largest file of any rank for every rank, which is too much for
+    /// many ranks. An update reads and writes each state, so about half of its bytes are saved.
+    fn slice_bytes(&self, plan: &Plan) -> f64 {
+        let counted = plan.memory.checkpoint_bytes as f64 / plan.memory.ranks as f64;
+        let updated = plan.communication.as_ref().map(|plan| plan.update_bytes as f64 / 2.0 / self.sharing() as f64);
+        updated.map_or(counted, |updated| updated.min(counted))
+    }
+
+    /// Predicts the time of a step, from the time on one GPU or from the rate of Hopper GPUs.
+    ///
+    /// Errors with [`Error::Config`] if neither is known.
+    fn step(&self, plan: &Plan, step_ms: Option<f64>) -> Result<Step> {
+        let (ranks, sharing) = (plan.memory.ranks as f64, self.sharing() as f64);
+        let of_rate = plan.least_step_seconds.map(|seconds| seconds * ranks / sharing);
+        let Some(alone) = step_ms.map(|ms| ms * 1e-3).or(of_rate) else {
+            return Err(Error::Config(
+                "--hosts needs the time of a step, which is not known for this device; add --gpu H200, or --step-ms with a measured time"
+                    .into(),
+            ));
+        };
+        let Some(communication) = &plan.communication else {
+            return Ok(Step { seconds: alone, exposed: 0.0, hiding_tokens: 0.0 });
+        };
+        let links = Links { gpus_per_node: self.sharing_in_host, ..Links::H200 };
+        let pipeline = plan.pipeline.as_ref().map_or(PipelineCost::NONE, |pipeline| pipeline.cost());
+        let predicted = predict(communication, pipeline, communication.ranks, &links, Some(alone)).step;
+        let (seconds, exposed) = predicted.map_or((alone, 0.0), |step| (step.seconds, step.exposed_seconds));
+        let between = sharing / self.sharing_in_host as f64;
+        let gradients: u64 = communication.units.iter().map(|unit| unit.reduced_bytes).sum();
+        let on_network = gradients as f64 / self.sharing_in_host as f64 * (between - 1.0) / between * 2.0;
+        // Backward takes two thirds of the compute.
+        let backward_per_token = alone * sharing / ranks * (2.0 / 3.0) / communication.tokens as f64;
+        let hiding_tokens = on_network / links.between.bandwidth / backward_per_token;
+        Ok(Step { seconds, exposed, hiding_tokens })
+    }
+}
+
+impl HostPlan {
+    /// Prints the plan.
+    pub fn print(&self) {
+        out!("\nHosts: {} with {} GPUs each\n", self.hosts, self.gpus_per_host);
+        for GroupPlan { axis, ranks, hosts } in &self.groups {
+            let place = if *hosts > 1 { format!("each across {hosts} hosts") } else { "each within a host".into() };
+            out!("  {}: groups of {ranks} ranks, {place}", axis.as_str());
+        }
+        out!(
+            "  a GPU sends {:.2} GB a step within its host, and {:.2} GB to other hosts",
+            self.host_link_bytes / 1e9,
+            self.network_bytes / 1e9
+        );
+        out!(
+            "  a step takes {}, with {} of exposed communication; {:.0} tokens of a GPU in a micro-batch hide its gradients on the network",
+            duration(self.step_seconds),
+            duration(self.exposed_seconds),
+            self.hiding_tokens
+        );
+        out!("\nFailures, by a model (docs/many-machines.md)\n");
+        out!(
+            "  a failure every {:.1} h; {} spare hosts; a restart takes {:.0} min",
+            self.mtbf_hours,
+            self.spares,
+            self.restart_minutes
+        );
+        out!(
+            "  a checkpoint pauses training for {}, and is complete after {}; `checkpoint.save_steps = {}` loses the least time",
+            duration(self.save_pause_seconds),
+            duration(self.save_write_seconds),
+            self.save_steps
+        );
+        out!(
+            "  checkpoints on disk: {} of the time trains new steps ({:.1} % by the formula)",
+            percent(&self.disk.goodput),
+            self.formula_goodput * 100.0
+        );
+        out!(
+            "  snapshots in the memory of hosts, not implemented yet: {}, with a snapshot every {} steps and {:.1} GiB on each host",
+            percent(&self.memory.goodput),
+            self.snapshot_steps,
+            self.snapshot_bytes / f64::from(1 << 30)
+        );
+        out!(
+            "  in 30 days, no spare is left {:.1} times, and both copies of a snapshot are lost {:.1} times",
+            self.disk.exhausted,
+            self.memory.copies_lost
+        );
+        if let (Some(tokens), Some(days)) = (self.tokens, self.days) {
+            out!(
+                "  {tokens:.3e} tokens take {:.1} days without failures, {:.1} with checkpoints on disk, {:.1} with snapshots in memory",
+                days,
+                days / self.disk.goodput.mean,
+                days / self.memory.goodput.mean
+            );
+        }
+    }
+}
+
+impl FailureTables {
+    /// Prints the tables.
+    pub fn print(&self) {
+        out!(
+            "\nShare of the time that trains new steps, with the failures of Llama 3 405B per GPU (docs/many-machines.md)\n"
+        );
+        out!(
+            "  {:>6} {:>7} {:>6}  {:<22}{:<22}{:<22}{}",
+            "GPUs",
+            "hours",
+            "spares",
+            "waits",
+            "shrinks",
+            "spares",
+            "spares and snapshots"
+        );
+        for row in &self.sizes {
+            let columns = [&row.disk_waits, &row.disk_shrinks, &row.disk, &row.memory].map(percent);
+            let [waits, shrinks, disk, memory] = columns;
+            out!(
+                "  {:>6} {:>7.1} {:>6}  {waits:<22}{shrinks:<22}{disk:<22}{memory}",
+                row.gpus,
+                row.mtbf_hours,
+                row.spares
+            );
+        }
+        out!("\nPublished runs\n");
+        for PublishedRow { run, published, published_goodput, simulated } in &self.published {
+            out!("  {run}");
+            out!("    published: {published} ({:.1} %); simulated: {}", published_goodput * 100.0, percent(simulated));
+        }
+    }
+}
+
+/// Formats the mean of a share with its extremes.
+fn percent(spread: &Spread) -> String {
+    let Spread { mean, least, most } = spread;
+    format!("{:.1} % ({:.1} to {:.1})", mean * 100.0, least * 100.0, most * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts_of(shape: MeshShape, gpus_per_host: usize) -> Vec<(&'static str, usize)> {
+        let placement = Placement::new(&shape, gpus_per_host);
+        placement.groups.iter().map(|group| (group.axis.as_str(), group.hosts)).collect()
+    }
+
+    #[test]
+    fn groups_are_placed_by_the_order_of_ranks() {
+        let shape = MeshShape { data: 32, context: 1, tensor: 4, pipeline: 8, expert: 1 };
+        assert_eq!(hosts_of(shape, 8), [("data", 16), ("tensor", 1), ("pipeline", 8)]);
+        let shape = MeshShape { data: 16, context: 2, tensor: 8, pipeline: 1, expert: 4 };
+        assert_eq!(hosts_of(shape, 8), [("data", 16), ("context", 2), ("tensor", 1), ("expert", 4)]);
+        assert_eq!(hosts_of(MeshShape::of_data(8), 8), [("data", 1)]);
+    }
+
+    /// Llama-2-7B on eight hosts with ZeRO 0 and gradients in BF16: 2 · 2P bytes · 7/8 within a host, and 2 · 2P/8 · 7/8 between hosts.
+    #[test]
+    fn gradients_cross_hosts_once_for_each_gpu() {
+        use ottava_tensor::comm::{Sent, Traffic};
+        let parameters = 6.7e9;
+        let buffer = 2.0 * parameters;
+        let all_reduce = Sent { calls: 1, bytes: (2.0 * buffer * 63.0 / 64.0) as u64 };
+        let plan = CommunicationPlan {
+            ranks: 64,
+            sharing: 64,
+            zero: ottava_parallel::Zero::Nothing,
+            units: Vec::new(),
+            micro_batches: 1,
+            tokens: 4096,
+            traffic: Traffic { all_reduce, ..Traffic::default() },
+            of_layers: Traffic::default(),
+            hides_sums: false,
+            update_bytes: 0,
+        };
+        let (within, between) = Placement::new(&MeshShape::of_data(64), 8).bytes(Some(&plan));
+        assert!((within / (2.0 * buffer * 7.0 / 8.0) - 1.0).abs() < 1e-6, "{within}");
+        assert!((between / (2.0 * buffer / 8.0 * 7.0 / 8.0) - 1.0).abs() < 1e-6, "{between}");
+        // 78 ms on a network with 45 GB/s per GPU, for many hosts.
+        let (_, between) = Placement::new(&MeshShape::of_data(64), 1).bytes(Some(&plan));
+        assert!((between / (2.0 * buffer * 63.0 / 64.0) - 1.0).abs() < 1e-6, "{between}");
+    }
+}

@@ -1,0 +1,142 @@
+//! Starts the files of `configs/launch` with launchers and a program that only record how they are called.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use yaml_rust2::{Yaml, YamlLoader};
+
+/// Prints the rank and its arguments in place of training.
+const OTTAVA: &str =
+    r#"echo "$RANK/$WORLD_SIZE local $LOCAL_RANK at $MASTER_ADDR:$MASTER_PORT secret ${#OTTAVA_SECRET} $*""#;
+
+/// Runs a command of another host on this host.
+const SSH: &str = r#"shift; exec sh -c "$*""#;
+
+/// Starts two tasks with the variables of Slurm.
+const SRUN: &str = r#"echo "srun $1"; shift; for RANK in 0 1; do export RANK; WORLD_SIZE=2 LOCAL_RANK=$RANK MASTER_ADDR=n1 MASTER_PORT=1 "$@"; done"#;
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/launch").join(name)
+}
+
+/// Runs `shell` with `arguments`, the recorders first in its PATH, and `variables`. Returns the lines of its output.
+fn lines(shell: &str, arguments: &[&str], variables: &[(&str, &str)]) -> BTreeSet<String> {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in [("ottava", OTTAVA), ("ssh", SSH), ("srun", SRUN)] {
+        let path = folder.path().join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let mut command = Command::new(shell);
+    command.args(arguments).env("PATH", path).current_dir(folder.path()).envs(variables.iter().copied());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().lines().map(String::from).collect()
+}
+
+/// Returns the lines of `ranks`, each with its local rank, of a job of `world` ranks whose rank 0 is at `address`.
+fn expected(ranks: std::ops::Range<usize>, gpus: usize, world: usize, address: &str, rest: &str) -> BTreeSet<String> {
+    ranks.map(|rank| format!("{rank}/{world} local {} at {address} secret 32 {rest}", rank % gpus)).collect()
+}
+
+#[test]
+fn ssh_starts_a_rank_for_each_gpu() {
+    let script = file("ssh.sh").display().to_string();
+    let job = [("HOSTS", "n1 n2"), ("GPUS", "2")];
+    let found = lines("sh", &[&script, "my run.toml", "--set", "output_dir=a'b"], &job);
+    assert_eq!(found, expected(0..4, 2, 4, "n1:29400", "train my run.toml --set output_dir=a'b --resume=auto"));
+}
+
+#[test]
+fn slurm_starts_tasks_that_it_does_not_kill() {
+    let script = file("slurm.sbatch").display().to_string();
+    let mut wanted = expected(0..2, 2, 2, "n1:1", "train run.toml --resume=auto");
+    wanted.insert("srun --kill-on-bad-exit=0".into());
+    assert_eq!(lines("bash", &[&script, "run.toml"], &[]), wanted);
+    let text = fs::read_to_string(file("slurm.sbatch")).unwrap();
+    for option in
+        ["nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "signal", "open-mode", "requeue"]
+    {
+        assert!(text.lines().any(|line| line.starts_with(&format!("#SBATCH --{option}"))), "no --{option}");
+    }
+}
+
+fn yaml(name: &str) -> Yaml {
+    let mut documents = YamlLoader::load_from_str(&fs::read_to_string(file(name)).unwrap()).unwrap();
+    assert_eq!(documents.len(), 1, "{name}");
+    documents.remove(0)
+}
+
+/// Returns the value at `path`. A part of the path that is a number is an index.
+#[track_caller]
+fn at<'a>(mut value: &'a Yaml, path: &str) -> &'a Yaml {
+    for part in path.split('.') {
+        value = match part.parse::<usize>() {
+            Ok(index) => &value[index],
+            Err(_) => &value[part],
+        };
+        assert!(!value.is_badvalue(), "no {part} of {path}");
+    }
+    value
+}
+
+#[test]
+fn pods_of_a_job_set_start_a_rank_for_each_gpu() {
+    let job = yaml("jobset.yaml");
+    assert_eq!(at(&job, "apiVersion").as_str(), Some("jobset.x-k8s.io/v1alpha2"));
+    assert_eq!(at(&job, "spec.network.enableDNSHostnames").as_bool(), Some(true));
+    assert!(at(&job, "spec.failurePolicy.maxRestarts").as_i64() > Some(0));
+    let hosts = at(&job, "spec.replicatedJobs.0");
+    let pods = at(hosts, "template.spec");
+    let address = format!(
+        "{}-{}-0-0.{}",
+        at(&job, "metadata.name").as_str().unwrap(),
+        at(hosts, "name").as_str().unwrap(),
+        at(&job, "metadata.name").as_str().unwrap()
+    );
+    let container = at(pods, "template.spec.containers.0");
+    let of_name = |name: &str| {
+        let variables = at(container, "env").as_vec().unwrap();
+        let variable = variables.iter().find(|variable| variable["name"].as_str() == Some(name));
+        variable.unwrap_or_else(|| panic!("no variable {name}"))["value"].as_str()
+    };
+    assert_eq!(of_name("HOSTS"), at(pods, "completions").as_i64().map(|hosts| hosts.to_string()).as_deref());
+    assert_eq!(of_name("MASTER_ADDR"), Some(address.as_str()));
+    let limit = at(container, "resources.limits")["nvidia.com/gpu"].as_i64();
+    assert_eq!(of_name("GPUS"), limit.map(|gpus| gpus.to_string()).as_deref());
+    let memory = at(pods, "template.spec.volumes.1.emptyDir.medium");
+    assert_eq!(memory.as_str(), Some("Memory"), "/dev/shm of a pod is small");
+    let secret = "0123456789abcdef0123456789abcdef";
+    let pod = [
+        ("JOB_COMPLETION_INDEX", "1"),
+        ("HOSTS", "2"),
+        ("GPUS", "8"),
+        ("MASTER_ADDR", address.as_str()),
+        ("MASTER_PORT", "29400"),
+        ("OTTAVA_SECRET", secret),
+    ];
+    let found = lines("sh", &["-c", at(container, "args.0").as_str().unwrap()], &pod);
+    assert_eq!(found, expected(8..16, 8, 16, &format!("{address}:29400"), "train run.toml --resume=auto"));
+}
+
+#[test]
+fn nodes_of_skypilot_start_a_rank_for_each_gpu() {
+    let job = yaml("skypilot.yaml");
+    for key in
+        ["name", "num_nodes", "resources.accelerators", "resources.job_recovery", "secrets.OTTAVA_SECRET", "setup"]
+    {
+        at(&job, key);
+    }
+    let node = [
+        ("SKYPILOT_NODE_IPS", "10.0.0.1\n10.0.0.2"),
+        ("SKYPILOT_NODE_RANK", "1"),
+        ("SKYPILOT_NUM_GPUS_PER_NODE", "8"),
+        ("OTTAVA_SECRET", "0123456789abcdef0123456789abcdef"),
+    ];
+    let found = lines("sh", &["-c", at(&job, "run").as_str().unwrap()], &node);
+    let arguments = "train run.toml --resume=auto --set output_dir=/work/runs/ottava";
+    assert_eq!(found, expected(8..16, 8, 16, "10.0.0.1:29400", arguments));
+}
