@@ -53,10 +53,11 @@ hub() {
         cargo build --locked -p ottava -p ottava-hub --bin ottava --example fake_hub &&
         "$logs/python/bin/python" scripts/check_hub.py target/debug/ottava target/debug/examples/fake_hub
 }
-# A run is killed 25 times while it uploads checkpoints, and a real server with the protocol of S3 gets copies and gives them back.
+# A run is killed 25 times while it uploads checkpoints, and real servers with the protocols of S3 and of Azure get copies and give them back.
 stores() {
-    OTTAVA_KILLS=25 cli stores::a_machine_that_is_lost && packages "moto[server]==5.2.5" boto3 && cargo build --locked -p ottava &&
-        "$logs/python/bin/python" scripts/check_stores.py target/debug/ottava
+    OTTAVA_KILLS=25 cli stores::a_machine_that_is_lost && packages "moto[server]==5.2.5" boto3 azure-storage-blob==12.27.1 &&
+        npm install --prefix "$logs/npm" --no-audit --no-fund azurite@3.35.0 && cargo build --locked -p ottava &&
+        "$logs/python/bin/python" scripts/check_stores.py target/debug/ottava "$logs/npm/node_modules/.bin/azurite-blob"
 }
 # A run reports to real servers of MLflow and Trackio and writes a file for Weights & Biases, is killed, and resumes.
 trackers() {

@@ -124,7 +124,11 @@ class RunTrainer:
         for path in Path(checkpoint).iterdir():
             # The state of the training, and the hashes of all files of the checkpoint, are no parts of a model.
             if path.is_file() and path.name != "manifest.json":
-                shutil.copy2(path, folder / path.name)
+                copy = folder / path.name
+                # A run has links to the files of its newest checkpoint there.
+                if copy.is_symlink():
+                    copy.unlink()
+                shutil.copy2(path, copy)
 
 
 def state_of(run: Run, arguments: Mapping[str, Any], epochs: float) -> TrainerState:

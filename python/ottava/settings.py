@@ -391,12 +391,16 @@ class Checkpoint(Table):
     """Checkpoints."""
     save_steps: Optional[Union[Literal["end"], int]] = None
     """Steps between checkpoints; "end" saves only at the end and when a signal stops the run."""
+    save_minutes: Optional[float] = None
+    """Minutes after which a checkpoint is saved although save_steps is not reached, for long steps; 0 saves by steps alone."""
     save_total_limit: Optional[int] = None
     """Number of newest checkpoints to keep; 0 keeps all checkpoints."""
+    save_only_model: Optional[bool] = None
+    """Whether checkpoints hold the model alone, without the states of the optimizer."""
     async_save: Optional[Union[Literal["auto"], bool]] = None
     """Whether training continues while a checkpoint is written from a copy in host memory (pinned memory for a GPU): true, false, or "auto" (true if the host has memory for the copy)."""
     upload_to: Optional[str] = None
-    """A store that gets a copy of each checkpoint, s3://BUCKET/PREFIX; "" makes no copies."""
+    """A store that gets a copy of each checkpoint, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; "" makes no copies."""
 
 
 @dataclass

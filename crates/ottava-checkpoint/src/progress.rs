@@ -40,6 +40,9 @@ pub struct Progress {
     /// So the run continues as if it had not been interrupted.
     #[serde(default)]
     pub is_interruption: bool,
+    /// Whether the checkpoint holds the model alone, so that no run can resume from it.
+    #[serde(default)]
+    pub is_model_only: bool,
 }
 
 /// The state that determines which rows a run reads next.
@@ -72,6 +75,7 @@ impl Progress {
             sentinel: SentinelState::default(),
             alarms: AlarmMemory::default(),
             is_interruption: false,
+            is_model_only: false,
         }
     }
 }

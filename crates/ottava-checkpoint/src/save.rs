@@ -191,6 +191,9 @@ impl Saver {
         let files = if ranks.leads() { template.files(model) } else { Vec::new() };
         let (mut contents, mut live) = Contents::new(model, optimizer, partition)?;
         contents.carry(template.carried())?;
+        if progress.is_model_only {
+            contents.keep_model();
+        }
         let mut writer = match begun {
             Some((writer, logs)) => {
                 contents.add_files(logs, files);

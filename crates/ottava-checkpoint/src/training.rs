@@ -140,6 +140,12 @@ impl Contents {
         Ok((contents, live))
     }
 
+    /// Leaves out the states of the optimizer, and all else that only a resumed run reads. Scales of casts stay, which inference reads.
+    pub fn keep_model(&mut self) {
+        self.whole.clear();
+        self.divided.clear();
+    }
+
     /// Adds files that the leading rank writes.
     pub fn add_files(&mut self, logs: Vec<(String, FileStart)>, files: Vec<(&'static str, Arc<[u8]>)>) {
         self.logs.extend(logs);

@@ -10,22 +10,23 @@ use std::path::Path;
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 impl Sampling {
-    /// Returns [`Sampling::unchanged`] with the values that `generation_config.json` of `folder` suggests ([`Parameter::is_suggested`]). The file may
-    /// be missing. `do_sample` is not read, as in vLLM.
+    /// Returns [`Sampling::unchanged`] with the values that `generation_config.json` of `folder` suggests ([`Parameter::is_suggested`]); `None` if the
+    /// file is missing or suggests no value. `do_sample` is not read, as in vLLM.
     ///
     /// Errors with [`Error::Model`] for a file or value that cannot be used.
-    pub fn of_folder(folder: &Path) -> Result<Sampling> {
+    pub fn of_folder(folder: &Path) -> Result<Option<Sampling>> {
         let path = folder.join("generation_config.json");
         if !path.exists() {
-            return Ok(Sampling::unchanged());
+            return Ok(None);
         }
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
         let bytes = input::read(&path, MAX_FILE_BYTES).map_err(|error| wrong(error.to_string()))?;
         let config: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
-        let mut sampling = Sampling::unchanged();
+        let (mut sampling, mut suggests) = (Sampling::unchanged(), false);
         for parameter in Parameter::ALL.iter().filter(|parameter| parameter.is_suggested) {
             let name = parameter.name;
             let Some(value) = config.get(name).filter(|value| !value.is_null()) else { continue };
+            suggests = true;
             let is_no_number = || wrong(format!("`{name}` is {value}; it is a number"));
             match parameter.field {
                 Field::Number(field, _) => *field(&mut sampling) = value.as_f64().ok_or_else(is_no_number)?,
@@ -36,7 +37,7 @@ impl Sampling {
         }
         match sampling.problem() {
             Some((_, problem)) => Err(wrong(problem)),
-            None => Ok(sampling),
+            None => Ok(suggests.then_some(sampling)),
         }
     }
 }
@@ -55,8 +56,10 @@ mod tests {
         let text =
             r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": null, "do_sample": true, "eos_token_id": 3}"#;
         let expected = Sampling { temperature: 0.6, top_k: Some(20), top_p: 0.95, ..Sampling::unchanged() };
-        assert_eq!(read(text).unwrap(), expected);
-        assert_eq!(read(r#"{"top_k": -1, "repetition_penalty": 1.1}"#).unwrap().repetition_penalty, 1.1);
+        assert_eq!(read(text).unwrap(), Some(expected));
+        assert_eq!(read(r#"{"top_k": -1, "repetition_penalty": 1.1}"#).unwrap().unwrap().repetition_penalty, 1.1);
+        assert_eq!(read(r#"{"temperature": 1.0}"#).unwrap(), Some(Sampling::unchanged()));
+        assert_eq!(read(r#"{"do_sample": true, "top_p": null}"#).unwrap(), None);
         for (text, part) in [
             (r#"{"temperature": "hot"}"#, r#"generation_config.json: `temperature` is "hot"; it is a number"#),
             (r#"{"top_p": 1.5}"#, "generation_config.json: `top_p` is 1.5"),
@@ -65,6 +68,6 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
-        assert_eq!(Sampling::of_folder(&folder.path().join("none")).unwrap(), Sampling::unchanged());
+        assert_eq!(Sampling::of_folder(&folder.path().join("none")).unwrap(), None);
     }
 }

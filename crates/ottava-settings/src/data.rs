@@ -16,7 +16,7 @@ pub struct DataConfig {
     /// Training files, folders of training files, or patterns such as "data/*.jsonl". A file is text (.txt, .md), records (.jsonl, .json,
     /// .csv, .tsv), compressed text or records (.gz, .zst), .parquet, .arrow, or tokens of Megatron-LM (.bin with its .idx). Or data sets of the
     /// Hugging Face Hub: "OWNER/NAME?config=NAME&split=NAME" or "hf://datasets/OWNER/NAME@REVISION/PATTERN". Or objects of a store:
-    /// "s3://BUCKET/PATTERN".
+    /// "s3://BUCKET/PATTERN", "gs://BUCKET/PATTERN" or "az://CONTAINER/PATTERN". Or a file of a web server: "https://HOST/FILE".
     pub train_files: Vec<PathBuf>,
     /// Validation files, folders or patterns, in the formats of train_files; [] holds out val_set_size of the documents of train_files
     /// instead.

@@ -1,7 +1,7 @@
 //! Settings without effect, because of other settings.
 
 use crate::objective::OF_REFERENCE;
-use crate::{RunConfig, TrackerKind};
+use crate::{Interval, RunConfig, TrackerKind};
 use ottava_data::{BadRecord, Packing};
 use ottava_recipe::RecipeName;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy};
@@ -44,6 +44,11 @@ const EFFECTS: &[Effect] = &[
         &["data.records.max_bad_records"],
         |run| run.data.records.on_bad_record == BadRecord::Error,
         "unless `on_bad_record` is \"skip\"",
+    ),
+    unread(
+        &["checkpoint.save_minutes"],
+        |run| run.checkpoint.save_steps == Interval::End,
+        "with `save_steps` = \"end\", which saves at the end alone",
     ),
     unread(
         &["evaluation.early_stopping_threshold"],

@@ -5,6 +5,7 @@ use crate::interval::Interval;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The `[evaluation]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -38,15 +39,21 @@ pub struct EvaluationConfig {
 pub struct CheckpointConfig {
     /// Steps between checkpoints; "end" saves only at the end and when a signal stops the run.
     pub save_steps: Interval,
+    /// Minutes after which a checkpoint is saved although save_steps is not reached, for long steps; 0 saves by steps alone. With
+    /// save_steps = "end", it has no effect.
+    pub save_minutes: f64,
     /// Number of newest checkpoints to keep; 0 keeps all checkpoints.
     pub save_total_limit: usize,
+    /// Whether checkpoints hold the model alone, without the states of the optimizer. No run can resume from such a checkpoint. A
+    /// checkpoint that a signal or the sentinel causes holds all, so that this run resumes.
+    pub save_only_model: bool,
     /// Whether training continues while a checkpoint is written from a copy in host memory (pinned memory for a GPU): true, false, or
     /// "auto" (true if the host has memory for the copy). `ottava plan` prints the size of the copy.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<bool>")]
     pub async_save: Option<bool>,
-    /// A store that gets a copy of each checkpoint, s3://BUCKET/PREFIX; "" makes no copies. A run with --resume starts from the newest copy if its
-    /// folder has no newer checkpoint.
+    /// A store that gets a copy of each checkpoint, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX; "" makes no copies. A run with
+    /// --resume starts from the newest copy if its folder has no newer checkpoint.
     pub upload_to: String,
 }
 
@@ -103,7 +110,14 @@ impl Default for EvaluationConfig {
 impl Default for CheckpointConfig {
     fn default() -> CheckpointConfig {
         let upload_to = String::new();
-        CheckpointConfig { save_steps: Interval::Every(500), save_total_limit: 3, async_save: None, upload_to }
+        CheckpointConfig {
+            save_steps: Interval::Every(500),
+            save_minutes: 60.0,
+            save_total_limit: 3,
+            save_only_model: false,
+            async_save: None,
+            upload_to,
+        }
     }
 }
 
@@ -118,6 +132,14 @@ impl Default for LoggingConfig {
             run_name: String::new(),
             report_files: Vec::new(),
         }
+    }
+}
+
+impl CheckpointConfig {
+    /// Whether a checkpoint is due when the newest one is this old.
+    pub fn is_due_after(&self, age: Duration) -> bool {
+        let is_on = self.save_minutes > 0.0 && self.save_steps != Interval::End;
+        is_on && age.as_secs_f64() >= self.save_minutes * 60.0
     }
 }
 

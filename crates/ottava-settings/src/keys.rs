@@ -51,6 +51,11 @@ pub(super) fn all() -> &'static [Key] {
     &KEYS
 }
 
+/// Returns the dotted paths of all keys that a run's file can have.
+pub fn key_paths() -> impl Iterator<Item = &'static str> {
+    all().iter().map(|key| key.path.as_str())
+}
+
 /// Finds the key at `path`.
 pub(super) fn find(path: &str) -> Option<&'static Key> {
     all().iter().find(|key| key.path == path)

@@ -69,6 +69,7 @@ pub use evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig, TrackerK
 pub use flags::describe_flag;
 pub use import::{Imported, import};
 pub use interval::Interval;
+pub use keys::key_paths;
 pub use load::{Loaded, Resolve};
 pub use lora::LoraConfig;
 pub use lr_scheduler::{LrSchedulerConfig, Warmup};
@@ -82,6 +83,7 @@ pub use objective::{
 pub use optimizer::{Adamw, Algorithm, Lion, Muon, OptimizerConfig};
 pub use pairs::{Names, Pairs};
 pub use parallel::ParallelConfig;
+pub use paths::flatten;
 pub use precision::formats;
 pub use reference::reference;
 pub use resolved::ResolvedConfig;
@@ -89,6 +91,6 @@ pub use router::RouterConfig;
 pub use run::{DeviceChoice, GenerationConfig, ModelConfig, RunConfig, WeightInit};
 pub use schema::schema;
 pub use sentinel::SentinelConfig;
-pub use starter::{SCHEMA, Starter, starter};
+pub use starter::{SCHEMA, Starter, StarterOptions, starter};
 pub use tokenizer::TokenizerConfig;
 pub use training::TrainingConfig;

@@ -1,11 +1,11 @@
 //! Reading a run's file, and applying the settings of a command line.
 
 use crate::names::{self, Known};
-use crate::{RunConfig, old_keys};
+use crate::{RunConfig, old_keys, paths};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
 use std::path::Path;
-use toml::Table;
+use toml::{Table, Value};
 
 /// The maximum size of a configuration file in bytes.
 const MAX_BYTES: u64 = 16 << 20;
@@ -102,10 +102,33 @@ impl RunConfig {
         if !problems.is_empty() {
             return Err(problems);
         }
-        match table.try_into::<RunConfig>() {
+        match table.clone().try_into::<RunConfig>() {
             Ok(config) => Ok((config, old)),
-            Err(error) => Err(vec![explain(error.to_string().trim_end())]),
+            Err(error) => Err(vec![explain(&with_whole_key(&table, error.to_string().trim_end()))]),
         }
+    }
+}
+
+/// Replaces the name of a table in `error` by the key whose value is wrong. The parser names only the table if the keys of an algorithm are in the same
+/// table as other keys.
+fn with_whole_key(table: &Table, error: &str) -> String {
+    let Some((what, section)) =
+        error.rsplit_once("\nin `").map(|(what, section)| (what, section.trim_end_matches('`')))
+    else {
+        return error.to_string();
+    };
+    let Some(Value::Table(inner)) = paths::get(table, section) else { return error.to_string() };
+    let mut keys = Vec::new();
+    paths::flatten("", inner, &mut keys);
+    // Without the wrong value, the table has no error or another one.
+    let causes = |key: &str| {
+        let mut without = table.clone();
+        paths::remove(&mut without, &format!("{section}.{key}"));
+        without.try_into::<RunConfig>().err().is_none_or(|other| other.to_string().trim_end() != error)
+    };
+    match keys.iter().find(|(key, _)| causes(key)) {
+        Some((key, _)) => format!("{what}\nin `{section}.{key}`"),
+        None => error.to_string(),
     }
 }
 
@@ -125,6 +148,7 @@ fn explain(error: &str) -> String {
             "f64" | "f32" => "a number".into(),
             "a boolean" => "true or false, in lower case and without quotes".into(),
             "a string" => "a text in quotes".into(),
+            "path string" => "a path in quotes".into(),
             "a sequence" => "a list, such as [\"a\", \"b\"]".into(),
             other => other.to_string(),
         };
@@ -141,6 +165,11 @@ fn explain(error: &str) -> String {
         let hint = meant.map_or(String::new(), |meant| format!("; did you mean \"{meant}\"?"));
         let known: Vec<_> = known.iter().map(|name| format!("\"{name}\"")).collect();
         return format!("{key} is \"{plain}\", expected one of {}{hint}", known.join(", "));
+    }
+    // A number that the type does not have, such as -1 for u64.
+    if let Some((found, _)) = what.strip_prefix("invalid value: ").and_then(|rest| rest.rsplit_once(", expected u")) {
+        let value = found.split('`').nth(1).unwrap_or(found);
+        return format!("{key} is {value}, expected a whole number from 0 up");
     }
     match key {
         "the file" => what,
@@ -173,6 +202,13 @@ fn no_run(path: &Path) -> Option<String> {
         "jsonl" | "csv" | "parquet" | "arrow" => Some(format!(
             "this is data, and a run is a TOML file: `ottava init FOLDER {shown}` writes one for a model folder"
         )),
+        _ if !path.exists() => {
+            let named = path.file_name().map(|name| Path::new("configs").join(name)).filter(|other| other.exists());
+            let remedy = named.map_or("check the name".into(), |other| format!("did you mean {}?", other.display()));
+            Some(format!(
+                "there is no such file; relative paths start at the folder that the command runs in: {remedy}"
+            ))
+        }
         _ => None,
     }
 }
@@ -193,7 +229,11 @@ mod tests {
                 "`training.gradient_accumulation_steps` is 1.5, expected a whole number",
             ),
             ("train_on_inputs=True", "`data.train_on_inputs` is \"True\", expected true or false, in lower case"),
-            ("learning_rate=x", "is \"x\", expected a number"),
+            ("learning_rate=x", "`optimizer.learning_rate` is \"x\", expected a number"),
+            ("beta1=x", "`optimizer.beta1` is \"x\", expected a number"),
+            ("warmup_steps=x", "`lr_scheduler.warmup_steps`"),
+            ("seed=-1", "`seed` is -1, expected a whole number from 0 up"),
+            ("init_from=1", "`lora.init_from` is 1, expected a path in quotes"),
             ("recipe=bfloat16", "expected one of \"fp32\", \"bf16\""),
             ("recipe=bfloat16", "did you mean \"bf16\"?"),
             ("recipe=fp8-curent", "did you mean \"fp8-current\"?"),

@@ -2,8 +2,8 @@
 
 use toml::{Table, Value};
 
-/// Appends the values of `table` to `out`, each with its dotted path.
-pub(super) fn flatten(prefix: &str, table: &Table, out: &mut Vec<(String, Value)>) {
+/// Appends the values of `table` to `out`, each with its dotted path after `prefix`.
+pub fn flatten(prefix: &str, table: &Table, out: &mut Vec<(String, Value)>) {
     for (key, value) in table {
         match value {
             Value::Table(inner) => flatten(&format!("{prefix}{key}."), inner, out),

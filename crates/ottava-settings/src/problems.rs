@@ -54,6 +54,7 @@ impl RunConfig {
         problems.0.extend(self.alarms.problems());
         problems.0.extend(self.router.problems());
         self.check_generation(&mut problems);
+        self.check_checkpoints(&mut problems);
         self.check_logging(&mut problems);
         problems.0
     }
@@ -126,11 +127,23 @@ impl RunConfig {
         );
     }
 
+    fn check_checkpoints(&self, problems: &mut Problems) {
+        let checkpoint = &self.checkpoint;
+        problems.demand(
+            from_zero(checkpoint.save_minutes),
+            format!("`checkpoint.save_minutes` is {}; it is a number from 0 up", checkpoint.save_minutes),
+        );
+        problems.demand(
+            !(checkpoint.save_only_model && self.alarms.rolls_back()),
+            "`checkpoint.save_only_model` saves no states, and an alarm with \"rollback\" under [alarms] returns to a checkpoint with them; change one of both",
+        );
+    }
+
     fn check_logging(&self, problems: &mut Problems) {
         let store = &self.checkpoint.upload_to;
         problems.demand(
-            store.is_empty() || store.starts_with("s3://"),
-            format!("`checkpoint.upload_to` is \"{store}\"; write s3://BUCKET/PREFIX"),
+            store.is_empty() || ["s3://", "gs://", "az://"].iter().any(|scheme| store.starts_with(scheme)),
+            format!("`checkpoint.upload_to` is \"{store}\"; write s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"),
         );
         let inside = |name: &String| {
             let mut parts = Path::new(name).components();

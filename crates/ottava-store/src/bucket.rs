@@ -1,8 +1,10 @@
 //! The objects below a prefix of a bucket.
 
-use crate::credentials::{Credentials, address};
-use crate::sign::{Signed, sign};
-use crate::xml;
+use crate::access::Access;
+use crate::escape::escape;
+use crate::place::Place;
+use crate::signed::Signed;
+use crate::{azure, xml};
 use ottava_common::fs::{RealFs, sync_parent};
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, interrupt};
@@ -53,7 +55,7 @@ pub struct Object {
 #[derive(Clone)]
 pub struct Bucket {
     client: Client,
-    credentials: Credentials,
+    access: Access,
     /// The prefix, with a slash at the end unless it is empty.
     prefix: String,
     /// The address as the user wrote it.
@@ -67,7 +69,7 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Opens `s3://BUCKET/PREFIX`, which the setting `setting` names. Does not open a connection.
+    /// Opens `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`, which the setting `setting` names. Does not open a connection.
     ///
     /// Errors with [`Error::Config`] for an address of another form, if the keys are missing, or if connections are forbidden.
     pub fn from_env(setting: &str, text: &str) -> Result<Bucket> {
@@ -76,23 +78,13 @@ impl Bucket {
 
     /// Like [`Bucket::from_env`], with the variables that `variable` returns.
     pub fn with_variables(setting: &str, text: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Bucket> {
-        let wrong = |why: &str| Error::Config(format!("`{setting}` is {text:?}, {why}; write s3://BUCKET/PREFIX"));
-        let rest = text.strip_prefix("s3://").ok_or_else(|| wrong("which is no address of a store"))?;
-        let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-        let is_known = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-.".contains(c);
-        if bucket.len() < 3 || !bucket.chars().all(is_known) {
-            return Err(wrong("whose bucket is not 3 or more small letters, digits, `-` and `.`"));
-        }
-        let prefix = prefix.trim_matches('/');
-        if prefix.split('/').any(|part| [".", ".."].contains(&part)) || prefix.contains("//") {
-            return Err(wrong("whose prefix has an empty part, `.` or `..`"));
-        }
-        let credentials = Credentials::new(variable)?;
-        let client = Client::new(address(bucket, &credentials.region, variable)?, None, MAX_ANSWER)?;
+        let Place { scheme, bucket, prefix } = Place::read(setting, text)?;
+        let (access, url) = Access::new(scheme, bucket, variable)?;
+        let client = Client::new(url, None, MAX_ANSWER)?;
         let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
         let retry = Retry { attempts: 6, first_pause: Duration::from_millis(300) };
         let written = text.trim_end_matches('/').to_string();
-        Ok(Bucket { client, credentials, prefix, written, retry, whole: WHOLE, part: PART, heeds_stop: true })
+        Ok(Bucket { client, access, prefix, written, retry, whole: WHOLE, part: PART, heeds_stop: true })
     }
 
     /// Returns this bucket with another `retry`.
@@ -139,6 +131,9 @@ impl Bucket {
         if size <= self.whole {
             return self.put(name, &read(0, size)?);
         }
+        if self.access.is_azure() {
+            return self.put_blocks(name, size, &read);
+        }
         let before = self.find(name)?;
         let started =
             String::from_utf8_lossy(&self.ask(Method::Post, name, "uploads=", b"", 0, &self::read)?).into_owned();
@@ -176,16 +171,40 @@ impl Bucket {
 
     /// Puts the parts of a file, and returns their list as XML.
     fn put_parts(&self, name: &str, id: &str, size: u64, read: &dyn Fn(u64, u64) -> Result<Vec<u8>>) -> Result<String> {
-        let (step, mut list) = (self.part.max(size.div_ceil(PARTS)), String::new());
-        for (number, start) in (1..).zip((0..size).step_by(usize::try_from(step).unwrap_or(usize::MAX))) {
-            self.check("uploading")?;
-            let bytes = read(start, step.min(size - start))?;
+        let mut list = String::new();
+        for (number, bytes) in self.parts(size, read) {
+            let bytes = bytes?;
             let query = format!("partNumber={number}&uploadId={}", escape(id, ""));
             let etag = |answer: Answer| Ok(answer.success()?.header("etag").unwrap_or_default().to_string());
             let etag = self.ask(Method::Put, name, &query, &bytes, 0, &etag)?;
             list += &format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>");
         }
         Ok(list)
+    }
+
+    /// Returns the parts of a file of `size` bytes, with their numbers from 1.
+    fn parts<'a>(
+        &'a self,
+        size: u64,
+        read: &'a dyn Fn(u64, u64) -> Result<Vec<u8>>,
+    ) -> impl Iterator<Item = (u64, Result<Vec<u8>>)> + 'a {
+        let step = self.part.max(size.div_ceil(PARTS));
+        (1..).zip((0..size).step_by(usize::try_from(step).unwrap_or(usize::MAX))).map(move |(number, start)| {
+            (number, self.check("uploading").and_then(|()| read(start, step.min(size - start))))
+        })
+    }
+
+    /// Puts a file as blocks of Azure. Blocks without a list are deleted by the store after a week.
+    fn put_blocks(&self, name: &str, size: u64, read: &dyn Fn(u64, u64) -> Result<Vec<u8>>) -> Result<()> {
+        let mut ids = Vec::new();
+        for (number, bytes) in self.parts(size, read) {
+            let id = azure::block_id(number);
+            let query = format!("blockid={}&comp=block", escape(&id, ""));
+            self.ask(Method::Put, name, &query, &bytes?, 0, &self::read)?;
+            ids.push(id);
+        }
+        let url = self.url(Some(name), "comp=blocklist")?;
+        self.ask_at(Method::Put, &url, azure::block_list(&ids).as_bytes(), JOIN_TIMEOUT, &self::read).map(drop)
     }
 
     /// Returns the bytes of an object of at most 64 MiB; `None` if there is none.
@@ -228,22 +247,21 @@ impl Bucket {
     /// Lists the objects whose names begin with `start`.
     pub fn list(&self, start: &str) -> Result<Vec<Object>> {
         let (mut objects, mut token) = (Vec::new(), None::<String>);
+        let prefix = escape(&format!("{}{start}", self.prefix), "");
+        let form = self.access.listing();
         for _ in 0..PAGES {
-            let next = token.map_or(String::new(), |token| format!("continuation-token={}&", escape(&token, "")));
-            let query = format!("{next}list-type=2&prefix={}", escape(&format!("{}{start}", self.prefix), ""));
-            let text = self.page(&query)?;
-            let contents = text.split("<Contents>").skip(1);
-            for content in contents {
-                let (Some(key), Some(size)) = (xml::text(content, "Key"), xml::text(content, "Size")) else {
+            let text = self.page(&(form.query)(&prefix, token.as_deref().map(|token| escape(token, ""))))?;
+            for content in text.split(form.object).skip(1) {
+                let (Some(key), Some(size)) = (xml::text(content, form.name), xml::text(content, form.size)) else {
                     return Err(self.unusable(start, "an object has no name or no size"));
                 };
                 let size = size.parse().map_err(|_| self.unusable(start, "a size is no number"))?;
                 if let Some(name) = key.strip_prefix(&self.prefix) {
-                    let etag = xml::text(content, "ETag").unwrap_or_default();
+                    let etag = xml::text(content, form.etag).unwrap_or_default();
                     objects.push(Object { name: name.to_string(), size, etag });
                 }
             }
-            token = xml::text(&text, "NextContinuationToken");
+            token = xml::text(&text, form.next).filter(|token| !token.is_empty());
             if token.is_none() {
                 return Ok(objects);
             }
@@ -262,6 +280,9 @@ impl Bucket {
 
     /// Gives up uploads in parts, of names that begin with `start`, that killed processes have left.
     pub fn give_up_uploads(&self, start: &str) -> Result<()> {
+        if self.access.is_azure() {
+            return Ok(());
+        }
         let prefix = escape(&format!("{}{start}", self.prefix), "");
         let mut markers = (String::new(), String::new());
         for _ in 0..PAGES {
@@ -303,7 +324,8 @@ impl Bucket {
     fn url(&self, name: Option<&str>, query: &str) -> Result<Url> {
         let base = self.client.url().as_str();
         let path = name.map_or(String::new(), |name| format!("/{}", escape(&format!("{}{name}", self.prefix), "/")));
-        let query = if query.is_empty() { String::new() } else { format!("?{query}") };
+        let query = [query, self.access.parameters()].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>();
+        let query = if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) };
         // The bucket itself has a slash at the end if its name is in the host.
         let slash = if path.is_empty() && base == self.client.url().origin() { "/" } else { "" };
         Url::new("the name of an object", &format!("{base}{path}{slash}{query}"))
@@ -336,8 +358,8 @@ impl Bucket {
         let attempt = || {
             let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
             let (name, request) = method.request(body);
-            let signed = Signed { method: name, url, payload: &payload, headers: &[], time };
-            receive(there.send(sign(&self.credentials, &signed, request), timeout)?)
+            let signed = Signed { method: name, url, payload: &payload, length: body.len(), headers: &[], time };
+            receive(there.send(self.access.authorize(&signed, request)?, timeout)?)
         };
         let pause = |time: Duration| {
             let end = Instant::now() + time;
@@ -353,7 +375,7 @@ impl Bucket {
             if let Err(error) = self.check("using a store") {
                 return error;
             }
-            Error::External(format!("{}{}", self.credentials.redact(&fault.words), remedy(&fault)))
+            Error::External(format!("{}{}", self.access.redact(&fault.words), self.access.remedy(&fault)))
         })
     }
 
@@ -383,24 +405,6 @@ impl Method {
     }
 }
 
-/// Returns what to change after a fault, by the code in the answer of the store, or else by the status.
-fn remedy(fault: &Fault) -> &'static str {
-    let keys = "; check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and the rights of the account";
-    match (xml::text(&fault.words, "Code").unwrap_or_default().as_str(), fault.status) {
-        ("ExpiredToken" | "InvalidToken" | "TokenRefreshRequired", _) => {
-            "; the temporary keys are not valid any more: start again with new AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and \
-             AWS_SESSION_TOKEN"
-        }
-        ("RequestTimeTooSkewed", _) => "; set the clock of this machine",
-        ("AccessDenied", _) => "; check the rights of the account, and AWS_ACCESS_KEY_ID",
-        ("NoSuchBucket", _) => "; check the bucket",
-        (_, Some(401 | 403)) => keys,
-        (_, Some(301 | 307 | 400)) => "; check AWS_REGION, which must be the region of the bucket",
-        (_, Some(404)) => "; check the bucket",
-        _ => "",
-    }
-}
-
 /// Returns the time limit of a request and an answer of together `bytes` bytes.
 fn limit(bytes: u64) -> Duration {
     TIMEOUT + Duration::from_secs(bytes / SLOWEST)
@@ -408,13 +412,6 @@ fn limit(bytes: u64) -> Duration {
 
 fn read(answer: Answer) -> Result<Vec<u8>, Fault> {
     answer.success()?.read()
-}
-
-/// Escapes the bytes of a text in an address, except letters, digits, `-_.~` and the characters of `kept`.
-fn escape(text: &str, kept: &str) -> String {
-    let is_kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || kept.as_bytes().contains(&byte);
-    let escape = |byte: u8| if is_kept(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    text.bytes().map(escape).collect()
 }
 
 #[cfg(test)]
@@ -433,7 +430,10 @@ mod tests {
     fn addresses_follow_from_the_bucket_and_the_variables() {
         let url = |text: &str, more: &[(&str, &str)]| {
             let bucket = open(text, &[&KEYS[..], more].concat()).unwrap();
-            (bucket.url(Some("a b/c"), "").unwrap().to_string(), bucket.url(None, "x=1").unwrap().as_str().to_string())
+            (
+                bucket.url(Some("a b/c"), "").unwrap().as_str().to_string(),
+                bucket.url(None, "x=1").unwrap().as_str().to_string(),
+            )
         };
         let region = ("AWS_REGION", "eu-north-1");
         let (object, bucket) = url("s3://runs/first", &[region]);
@@ -443,33 +443,28 @@ mod tests {
         let (object, bucket) = url("s3://runs/", &[("AWS_ENDPOINT_URL", "http://localhost:9000/")]);
         assert_eq!(object, "http://localhost:9000/runs/a%20b/c");
         assert_eq!(bucket, "http://localhost:9000/runs?x=1");
-    }
-
-    #[test]
-    fn the_remedy_follows_from_the_code_of_the_store() {
-        let fault = |status, code: &str| Fault {
-            status: Some(status),
-            ..Fault::lasting(format!("status {status}: <Error><Code>{code}</Code></Error>"))
-        };
-        for (status, code, word) in [
-            (400, "ExpiredToken", "AWS_SESSION_TOKEN"),
-            (403, "InvalidToken", "AWS_SESSION_TOKEN"),
-            (403, "AccessDenied", "rights"),
-            (403, "RequestTimeTooSkewed", "clock"),
-            (403, "SignatureDoesNotMatch", "AWS_SECRET_ACCESS_KEY"),
-            (400, "AuthorizationHeaderMalformed", "AWS_REGION"),
-            (404, "NoSuchBucket", "bucket"),
-        ] {
-            let found = remedy(&fault(status, code));
-            assert!(found.contains(word), "{code}: {found}");
-        }
-        assert_eq!(remedy(&Fault::passing("the host cannot be reached")), "");
+        assert_eq!(
+            url("gs://my-runs/first", &[("GOOGLE_OAUTH_ACCESS_TOKEN", "token")]).0,
+            "https://storage.googleapis.com/my-runs/first/a%20b/c"
+        );
+        let azure = [("AZURE_STORAGE_ACCOUNT", "otter"), ("AZURE_STORAGE_SAS_TOKEN", "?sv=1&sig=a%2Bb")];
+        let (object, bucket) = url("az://runs/first", &azure);
+        assert_eq!(object, "https://otter.blob.core.windows.net/runs/first/a%20b/c?sv=1&sig=a%2Bb");
+        assert_eq!(bucket, "https://otter.blob.core.windows.net/runs?x=1&sv=1&sig=a%2Bb");
     }
 
     #[test]
     fn wrong_addresses_and_missing_keys_are_errors() {
         for (text, variables, word) in [
-            ("gs://runs", &KEYS[..], "s3://BUCKET/PREFIX"),
+            ("ftp://runs", &KEYS[..], "s3://BUCKET/PREFIX"),
+            ("gs://runs", &[], "GOOGLE_APPLICATION_CREDENTIALS"),
+            ("az://runs", &KEYS, "AZURE_STORAGE_ACCOUNT"),
+            ("az://runs", &[("AZURE_STORAGE_ACCOUNT", "otter")], "AZURE_STORAGE_KEY"),
+            (
+                "az://runs",
+                &[("AZURE_STORAGE_ACCOUNT", "otter"), ("AZURE_STORAGE_KEY", "no base 64")],
+                "AZURE_STORAGE_KEY",
+            ),
             ("s3://", &KEYS, "bucket"),
             ("s3://Runs/x", &KEYS, "small letters"),
             ("s3://runs/a/../b", &KEYS, "prefix"),

@@ -77,6 +77,10 @@ impl Bucket {
         folder.join(&content[..16]).join(name.rsplit('/').next().unwrap_or(name))
     }
 
+    fn lock(&self, folder: &Path) -> Result<File> {
+        lock(folder, &|| self.check("waiting for another download of the same object"))
+    }
+
     /// Downloads an object, unless its copy is whole. A file gets its name when it is whole.
     fn copy(&self, object: &Object, path: &Path) -> Result<()> {
         let folder = path.parent().expect("a copy is in a subfolder");
@@ -88,20 +92,20 @@ impl Bucket {
         self.get_file(&object.name, object.size, &part)?;
         std::fs::rename(&part, path).map_err(Error::io(path))
     }
+}
 
-    /// Makes `folder`, and returns its lock, after other processes that write into it.
-    fn lock(&self, folder: &Path) -> Result<File> {
-        create_dirs(&RealFs, folder)?;
-        let path = folder.join(".lock");
-        let lock = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
-        loop {
-            match lock.try_lock() {
-                Ok(()) => return Ok(lock),
-                Err(TryLockError::WouldBlock) => self.check("waiting for another download of the same object")?,
-                Err(TryLockError::Error(error)) => return Err(Error::io(&path)(error)),
-            }
-            std::thread::sleep(POLL);
+/// Makes `folder`, and returns its lock, after other processes that write into it. `check` ends the wait by an error.
+pub(crate) fn lock(folder: &Path, check: &dyn Fn() -> Result<()>) -> Result<File> {
+    create_dirs(&RealFs, folder)?;
+    let path = folder.join(".lock");
+    let lock = File::options().create(true).append(true).open(&path).map_err(Error::io(&path))?;
+    loop {
+        match lock.try_lock() {
+            Ok(()) => return Ok(lock),
+            Err(TryLockError::WouldBlock) => check()?,
+            Err(TryLockError::Error(error)) => return Err(Error::io(&path)(error)),
         }
+        std::thread::sleep(POLL);
     }
 }
 

@@ -54,7 +54,7 @@ impl Credentials {
 }
 
 /// Replaces each beginning of `key` in `text`, of at least [`SHORTEST`] bytes, by `name`.
-fn without(text: &str, key: &str, name: &str) -> String {
+pub(crate) fn without(text: &str, key: &str, name: &str) -> String {
     let Some(start) = key.get(..SHORTEST) else { return text.to_string() };
     let (mut found, mut rest) = (String::new(), text);
     while let Some(at) = rest.find(start) {
@@ -67,12 +67,10 @@ fn without(text: &str, key: &str, name: &str) -> String {
     found + rest
 }
 
-/// Returns the address of a bucket, without a slash at the end.
+/// Returns the address of a bucket of S3, without a slash at the end.
 pub(crate) fn address(bucket: &str, region: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Url> {
-    for name in ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"] {
-        if let Some(endpoint) = variable(name) {
-            return Ok(Url::new(name, endpoint.trim_end_matches('/'))?.join(bucket));
-        }
+    if let Some(url) = endpoint(bucket, variable)? {
+        return Ok(url);
     }
     // A certificate of Amazon is not valid for a bucket with a dot as a part of the host.
     let text = match bucket.contains('.') {
@@ -80,6 +78,13 @@ pub(crate) fn address(bucket: &str, region: &str, variable: &dyn Fn(&str) -> Opt
         false => format!("https://{bucket}.s3.{region}.amazonaws.com"),
     };
     Url::new("AWS_REGION", &text)
+}
+
+/// Returns the address of a bucket in the store that a variable names.
+fn endpoint(bucket: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Url>> {
+    let named = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"];
+    let found = named.into_iter().find_map(|name| Some((name, variable(name)?)));
+    found.map(|(name, endpoint)| Ok(Url::new(name, endpoint.trim_end_matches('/'))?.join(bucket))).transpose()
 }
 
 #[cfg(test)]

@@ -1,25 +1,14 @@
 //! Signatures of requests: AWS Signature Version 4.
 
 use crate::credentials::Credentials;
+use crate::signed::Signed;
 use ottava_common::hash::{hex, sha256};
 use ottava_common::utc::Utc;
-use ottava_http::{Request, Url};
+use ottava_http::Request;
 use sha2::{Digest, Sha256};
 
 /// The block of SHA-256 in bytes.
 const BLOCK: usize = 64;
-
-/// What is signed of a request, besides its address.
-pub(crate) struct Signed<'a> {
-    pub(crate) method: &'a str,
-    pub(crate) url: &'a Url,
-    /// The SHA-256 of the body.
-    pub(crate) payload: &'a str,
-    /// Further headers, by their names in lower case.
-    pub(crate) headers: &'a [(&'a str, String)],
-    /// Seconds since 1970.
-    pub(crate) time: u64,
-}
 
 /// Adds the headers with the signature to `request`.
 pub(crate) fn sign<'a>(credentials: &Credentials, signed: &Signed, mut request: Request<'a>) -> Request<'a> {
@@ -72,7 +61,7 @@ fn stamp(seconds: u64) -> String {
 }
 
 /// Returns the HMAC with SHA-256 (RFC 2104).
-fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
+pub(crate) fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
     let mut block = [0; BLOCK];
     match key.len() > BLOCK {
         true => block[..32].copy_from_slice(&Sha256::digest(key)),
@@ -86,6 +75,7 @@ fn hmac(key: &[u8], message: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ottava_http::Url;
 
     #[test]
     fn codes_agree_with_rfc_4231() {
@@ -108,6 +98,7 @@ mod tests {
             method: "GET",
             url: &Url::new("url", "https://examplebucket.s3.amazonaws.com/test.txt").unwrap(),
             payload: &sha256(b""),
+            length: 0,
             headers: &[("range", "bytes=0-9".into())],
             time: 1_369_353_600,
         };

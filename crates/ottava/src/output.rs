@@ -209,7 +209,7 @@ impl Progress {
     /// Creates the progress, which prints a line after the first step, and then every `logging_steps` steps.
     pub fn new(logging_steps: u64) -> Progress {
         let bar = (io::stderr().is_terminal() && LOG.get().is_none()).then(|| {
-            let style = ProgressStyle::with_template("{bar:30} {pos}/{len} [{elapsed}<{eta}] {msg}");
+            let style = ProgressStyle::with_template("{bar:12} {pos}/{len} [{elapsed}<{eta}] {wide_msg}");
             ProgressBar::new(0).with_style(style.expect("the template is valid"))
         });
         Progress { bar, logging_steps, first: Cell::new(None) }

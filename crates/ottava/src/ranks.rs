@@ -29,7 +29,7 @@ const LONG: usize = 256;
 /// The number of processes to start.
 #[derive(Args)]
 pub struct RankArgs {
-    /// Run on N GPUs of this machine, one process per GPU. Inference divides the model among them (tensor parallelism).
+    /// Run on N GPUs of this machine, one process per GPU. Training divides the batch, or the model as `[parallel]` says; inference divides the model.
     #[arg(long, value_name = "N", conflicts_with = "ranks", value_parser = clap::value_parser!(u16).range(1..=4096))]
     gpus: Option<u16>,
     /// Run N CPU processes (ranks) on this machine. Only for tests, since one process is faster.

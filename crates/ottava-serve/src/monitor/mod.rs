@@ -17,7 +17,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use ottava_common::Error;
-use ottava_train::monitor::{Answer, Monitor};
+use ottava_train::monitor::{Answer, Metrics, Monitor};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -99,6 +99,9 @@ fn routes(watched: Arc<Watched>) -> Router {
     });
     app.route("/api/runs", get(runs))
         .route("/api/logs", get(logs))
+        .route("/api/settings", get(settings))
+        .route("/api/metrics.json", get(metrics_json))
+        .route("/api/metrics.csv", get(metrics_csv))
         .fallback(async || (StatusCode::NOT_FOUND, "there is nothing at this path\n"))
         .layer(from_fn_with_state(watched.clone(), guard))
         .with_state(watched)
@@ -188,15 +191,60 @@ async fn runs(State(watched): State<Arc<Watched>>, request: Request) -> Response
     answered.await.unwrap_or_else(IntoResponse::into_response)
 }
 
-/// Answers with the ends of the logs of all ranks of the run in `?run=RUN`.
-async fn logs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
+/// Answers with what `read` returns about the run in `?run=RUN`.
+async fn of_run(
+    watched: Arc<Watched>,
+    request: Request,
+    read: impl FnOnce(&Monitor, usize) -> Option<Response> + Send + 'static,
+) -> Response {
     let run = request.uri().query().and_then(|query| query.strip_prefix("run=")?.parse().ok());
     let Some(run) = run else { return bad_request("expected ?run=RUN\n") };
     let answered = beside(SHORT_BYTES, move || {
-        Ok(match watched.monitor().logs(run) {
-            Some(logs) => json(&logs),
-            None => (StatusCode::NOT_FOUND, "there is no such run\n").into_response(),
-        })
+        let answer = read(&watched.monitor(), run);
+        Ok(answer.unwrap_or_else(|| (StatusCode::NOT_FOUND, "there is no such run\n").into_response()))
     });
     answered.await.unwrap_or_else(IntoResponse::into_response)
+}
+
+/// Answers with the ends of the logs of all ranks of a run.
+async fn logs(State(watched): State<Arc<Watched>>, request: Request) -> Response {
+    of_run(watched, request, |runs, run| Some(json(&runs.logs(run)?))).await
+}
+
+/// Answers with the settings of a run.
+async fn settings(State(watched): State<Arc<Watched>>, request: Request) -> Response {
+    of_run(watched, request, |runs, run| Some(runs.settings(run)?.map_or_else(unreadable, |settings| json(&settings))))
+        .await
+}
+
+/// Answers with all metrics of a run, as a file of JSON.
+async fn metrics_json(State(watched): State<Arc<Watched>>, request: Request) -> Response {
+    exported(watched, request, "application/json", Metrics::json).await
+}
+
+/// Answers with all metrics of a run, as a table.
+async fn metrics_csv(State(watched): State<Arc<Watched>>, request: Request) -> Response {
+    exported(watched, request, "text/csv; charset=utf-8", Metrics::csv).await
+}
+
+async fn exported(
+    watched: Arc<Watched>,
+    request: Request,
+    kind: &'static str,
+    form: fn(&Metrics) -> String,
+) -> Response {
+    let file = move |metrics: Metrics| {
+        let headers = [
+            (header::CONTENT_TYPE, kind),
+            (header::CACHE_CONTROL, "no-store"),
+            (header::CONTENT_DISPOSITION, "attachment"),
+        ];
+        (headers, form(&metrics)).into_response()
+    };
+    of_run(watched, request, move |runs, run| Some(runs.metrics(run)?.map_or_else(unreadable, file))).await
+}
+
+/// The answer about a file of a run that cannot be read.
+fn unreadable(error: Error) -> Response {
+    (StatusCode::UNPROCESSABLE_ENTITY, format!("{error}\n")).into_response()
 }

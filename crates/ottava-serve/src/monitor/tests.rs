@@ -106,6 +106,9 @@ fn pages_of_other_sites_get_nothing() {
         ("/api/runs?since=0:-1", 400),
         ("/api/logs", 400),
         ("/api/logs?run=7", 404),
+        ("/api/settings?run=7", 404),
+        ("/api/metrics.csv?run=7", 404),
+        ("/api/metrics.json", 400),
         ("/../x", 404),
     ] {
         assert_eq!(page.get(path, ("Accept", "*/*")).0, status, "{path}");
@@ -129,6 +132,23 @@ fn a_page_gets_what_it_lacks_and_all_from_a_new_server() {
         "revisions of another server mean nothing"
     );
     assert_eq!(page.json("/api/runs?since=")["changes"], json!({}), "runs that are not shown send nothing");
+}
+
+#[test]
+fn settings_and_metrics_of_a_run_are_answered_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("metrics.jsonl", "{\"step\":1,\"loss\":2.5}\n");
+    write("config.toml", "[optimizer]\nlearning_rate = 0.01\n");
+    let page = Page::of(folder.path());
+    page.json("/api/runs");
+    assert_eq!(page.json("/api/settings?run=0"), json!({"optimizer.learning_rate": "0.01"}));
+    assert_eq!(page.json("/api/metrics.json?run=0"), json!([{"step": 1, "loss": 2.5}]));
+    let csv = page.get("/api/metrics.csv?run=0", ("Accept", "*/*"));
+    assert_eq!((csv.0, csv.2.as_str()), (200, "step,loss\r\n1,2.5\r\n"));
+    write("config.toml", "[optimizer");
+    let (status, _, text) = page.get("/api/settings?run=0", ("Accept", "*/*"));
+    assert!(status == 422 && text.contains("not valid TOML"), "{status} {text}");
 }
 
 #[test]

@@ -115,7 +115,6 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("mask_history = true", "refused: all turns"),
             ("plot_loss = true", "needless: loss.svg"),
             ("overwrite_output_dir = true", "needless: never overwritten"),
-            ("save_only_model = true", "refused: `save_total_limit`"),
             ("report_to = \"none\"", ""),
             ("report_to = \"wandb\"", "logging.report_to = [\"wandb\"]"),
             ("report_to = \"all\"", "refused: list the trackers"),

@@ -69,13 +69,6 @@ pub(super) const ROWS: &[Row] = &[
     ("metric_for_best_model", Values("evaluation.metric_for_best_model", &[("loss", As("\"eval_loss\""))])),
     ("greater_is_better", Needless("the metric says whether higher or lower values are better")),
     ("early_stopping_steps", Is("evaluation.early_stopping_patience")),
-    (
-        "save_only_model",
-        Only(
-            &["false"],
-            "checkpoints hold the optimizer too, so that every run resumes; `save_total_limit` bounds their number",
-        ),
-    ),
     ("save_safetensors", Only(&["true"], "weights are always safetensors")),
     (
         "async_mode",

@@ -342,6 +342,11 @@ impl CudaDevice {
         self.context().and_then(|context| nvml::energy(context.uuid))
     }
 
+    /// Returns the share of the last sample period (up to a second) in which a kernel ran. Returns `None` without NVML and in a dry run.
+    pub fn utilization(&self) -> Option<f64> {
+        self.context().and_then(|context| nvml::utilization(context.uuid))
+    }
+
     /// Returns the current clock of the multiprocessors in megahertz. Returns `None` without NVML and in a dry run.
     pub fn clock(&self) -> Option<f64> {
         self.context().and_then(|context| nvml::clock(context.uuid))

@@ -52,6 +52,13 @@ impl GpuModel {
         GpuModel { name: "NVIDIA H200".into(), capability: (9, 0), sm_count: 132, memory }
     }
 
+    /// Returns the names that [`GpuModel::named`] knows, in alphabetical order.
+    pub fn names() -> Vec<&'static str> {
+        let mut names: Vec<_> = GPUS.iter().map(|gpu| gpu.0).chain(["H200"]).collect();
+        names.sort_unstable();
+        names
+    }
+
     /// Returns the FLOP/s of dense BF16 products from NVIDIA's data sheet, and `None` if the product name is not known.
     pub fn peak_bf16_flops(&self) -> Option<f64> {
         // Laptops have other chips with the same product numbers.
@@ -70,8 +77,10 @@ impl GpuModel {
         }
         let found = GPUS.iter().find(|gpu| plain(gpu.0) == plain(name));
         let Some(&(name, capability, sm_count, gib)) = found else {
-            let names: Vec<_> = GPUS.iter().map(|gpu| gpu.0).collect();
-            return Err(Error::Value(format!("there is no GPU `{name}` here; known are H200, {}", names.join(", "))));
+            return Err(Error::Value(format!(
+                "there is no GPU `{name}` here; known are {}",
+                GpuModel::names().join(", ")
+            )));
         };
         let memory = GpuModel::usable(gib << 30);
         Ok(GpuModel { name: format!("NVIDIA {name}"), capability, sm_count, memory })
@@ -85,7 +94,11 @@ const GPUS: &[(&str, (i32, i32), usize, usize)] = &[
     ("L4", (8, 9), 58, 24),
     ("L40S", (8, 9), 142, 48),
     ("RTX 4090", (8, 9), 128, 24),
+    ("H20", (9, 0), 78, 96),
     ("H100", (9, 0), 132, 80),
+    ("H100 NVL", (9, 0), 132, 94),
+    ("H100 PCIe", (9, 0), 114, 80),
+    ("GH200", (9, 0), 132, 96),
     ("B200", (10, 0), 148, 180),
     ("RTX 5090", (12, 0), 170, 32),
 ];
@@ -107,6 +120,8 @@ const PEAKS: &[(&str, f64)] = &[
     ("GB200", 2500e12),
     ("B200", 2250e12),
     ("RTX 5090", 209e12),
+    // Product names of H200 contain this name too, and precede it in this list.
+    ("H20", 148e12),
 ];
 
 /// The source of the segments of a pool.
@@ -225,6 +240,7 @@ mod tests {
             ("NVIDIA H100 80GB HBM3", Some(989e12)),
             ("NVIDIA H100 PCIe", Some(756e12)),
             ("NVIDIA H200", Some(989e12)),
+            ("NVIDIA H20", Some(148e12)),
             ("NVIDIA GH200 480GB", Some(989e12)),
             ("NVIDIA L40S", Some(362e12)),
             ("NVIDIA L40", Some(181e12)),
@@ -257,7 +273,10 @@ mod tests {
         }
         assert_eq!(GpuModel::named("H200").unwrap(), GpuModel::h200());
         let message = GpuModel::named("V100").unwrap_err().to_string();
-        assert!(message.starts_with("there is no GPU `V100` here; known are H200, A100"), "{message}");
+        assert!(
+            message.starts_with("there is no GPU `V100` here; known are A100, B200, GH200, H100, H100 NVL"),
+            "{message}"
+        );
     }
 
     /// An FP8 product with scales that cuBLASLt lacks on the GPU is an error before it is enqueued.

@@ -219,6 +219,11 @@ fn variable_paths(variable: &str) -> Vec<PathBuf> {
     std::env::var_os(variable).map(|value| std::env::split_paths(&value).collect()).unwrap_or_default()
 }
 
+/// Describes the places where libraries are searched, as in the `problem` of a [`LibraryReport`].
+pub fn searched_places() -> String {
+    SearchPath::of_process().describe()
+}
+
 /// Returns the folders that are searched after the dynamic linker. Python packages come first, because they contain matching versions.
 fn known_folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();

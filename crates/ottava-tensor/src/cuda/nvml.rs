@@ -1,4 +1,4 @@
-//! NVML, the driver's monitoring library: the energy that a GPU has used, and its clock.
+//! NVML, the driver's monitoring library: the energy that a GPU has used, its load and its clock.
 
 use super::driver::Handle;
 use super::load::{LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
@@ -21,6 +21,7 @@ functions! {
         by_uuid = nvmlDeviceGetHandleByUUID(*const c_char, *mut Handle) -> i32;
         energy = nvmlDeviceGetTotalEnergyConsumption(Handle, *mut u64) -> i32;
         clock = nvmlDeviceGetClockInfo(Handle, i32, *mut u32) -> i32;
+        utilization = nvmlDeviceGetUtilizationRates(Handle, *mut [u32; 2]) -> i32;
     }
 }
 
@@ -76,6 +77,16 @@ pub(super) fn clock(uuid: [u8; 16]) -> Option<f64> {
     // SAFETY: see `energy`.
     let read = unsafe { (api.clock)(device, CLOCK_SM, &mut megahertz) };
     (read == SUCCESS).then_some(f64::from(megahertz))
+}
+
+/// Returns the share of the last sample period (up to a second) in which a kernel ran on the GPU with this UUID. Returns `None` without NVML.
+pub(super) fn utilization(uuid: [u8; 16]) -> Option<f64> {
+    let (api, device) = find(uuid)?;
+    // The percentages of time with a kernel, and with accesses to the GPU's memory.
+    let mut percentages = [0; 2];
+    // SAFETY: the handle is a handle of the library, which writes a struct of two integers.
+    let read = unsafe { (api.utilization)(device, &mut percentages) };
+    (read == SUCCESS).then_some(f64::from(percentages[0]) * 1e-2)
 }
 
 fn find(uuid: [u8; 16]) -> Option<(&'static Api, Handle)> {

@@ -133,7 +133,7 @@ pub struct RollbackLine {
     pub reason: String,
 }
 
-/// A line of `completions.jsonl`.
+/// A line of `completions.jsonl` or `samples.jsonl`.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct CompletionLine {
     /// The step for which the completion was drawn.
@@ -142,6 +142,6 @@ pub struct CompletionLine {
     pub prompt: String,
     /// The text of the completion.
     pub completion: String,
-    /// Its reward.
+    /// Its reward, in reinforcement learning.
     pub reward: Option<f64>,
 }

@@ -6,6 +6,7 @@
 //! `RunRecord` (`report/run_record.rs`) is written when a run begins, and again when it ends. The `State` of a run follows from `RunLock::is_held`
 //! and this record. `ottava-serve` sends the page and the answers, and the page only draws. A monitor never writes into the folder of a run.
 
+mod export;
 mod heat;
 mod lines;
 mod run;
@@ -16,6 +17,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
+pub use export::Metrics;
 pub use heat::HeatPart;
 pub use run::{Changes, Event, Summary};
 pub use series::Part;
@@ -118,6 +120,25 @@ impl Monitor {
             Err(_) => None,
         });
         Some(logs.filter(|_| self.is_own(folder)).collect())
+    }
+
+    /// Returns the settings of a run, by their dotted paths. Returns `None` if the run does not exist.
+    ///
+    /// Errors if its `config.toml` cannot be read.
+    pub fn settings(&self, id: usize) -> Option<Result<BTreeMap<String, String>>> {
+        Some(export::settings(self.folder(id)?))
+    }
+
+    /// Returns all metrics of a run. Returns `None` if the run does not exist.
+    ///
+    /// Errors if its `metrics.jsonl` cannot be read.
+    pub fn metrics(&self, id: usize) -> Option<Result<Metrics>> {
+        Some(Metrics::read(self.folder(id)?))
+    }
+
+    /// Returns the folder of a run that may be read.
+    fn folder(&self, id: usize) -> Option<&Path> {
+        Some(self.runs.get(id)?.folder()).filter(|folder| self.is_own(folder))
     }
 
     /// Returns whether `folder` was named on the command line, or lies in a folder that was. Checked again later, since `folder` may become a link to

@@ -60,7 +60,7 @@ pub struct Changes {
     pub casts: Option<HeatPart>,
     /// All events; `None` if there are no new events.
     pub events: Option<Vec<Event>>,
-    /// The newest completions of reinforcement learning, if there are new ones.
+    /// The newest completions of reinforcement learning and samples of the run, if there are new ones.
     pub completions: Option<VecDeque<CompletionLine>>,
 }
 
@@ -95,8 +95,15 @@ pub struct Summary {
 }
 
 /// The files of a run, in the order of [`MonitoredRun::tails`].
-const FILES: [&str; 6] =
-    ["metrics.jsonl", "casts.jsonl", "sentinel.jsonl", "alarms.jsonl", "rollbacks.jsonl", "completions.jsonl"];
+const FILES: [&str; 7] = [
+    "metrics.jsonl",
+    "casts.jsonl",
+    "sentinel.jsonl",
+    "alarms.jsonl",
+    "rollbacks.jsonl",
+    "completions.jsonl",
+    "samples.jsonl",
+];
 
 /// A run that is monitored.
 pub struct MonitoredRun {
@@ -162,7 +169,7 @@ impl Shown {
             2 => self.comparison(line),
             3 => self.alarm(line),
             4 => self.rollback(line),
-            _ => self.completion(line),
+            _ => self.completion(file, line),
         };
         self.skipped[file] += u64::from(read.is_none());
     }
@@ -247,10 +254,10 @@ impl Shown {
         Some(())
     }
 
-    fn completion(&mut self, line: &[u8]) -> Option<()> {
+    fn completion(&mut self, file: usize, line: &[u8]) -> Option<()> {
         let mut line: CompletionLine = serde_json::from_slice(line).ok()?;
         let step = line.step;
-        self.advance(5, step, |shown| shown.completions.retain(|completion| completion.step < step));
+        self.advance(file, step, |shown| shown.completions.retain(|completion| completion.step < step));
         for text in [&mut line.prompt, &mut line.completion] {
             let end = (0..=MOST_TEXT.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
             text.truncate(end.unwrap_or(0));

@@ -6,6 +6,7 @@ use ottava_common::error::Result;
 use ottava_models::DecoderConfig;
 use ottava_parallel::Zero;
 use ottava_recipe::recompute::Recompute;
+use ottava_recipe::storage::Storage;
 use ottava_settings::{ResolvedConfig, WeightInit};
 use ottava_tensor::Device;
 
@@ -15,9 +16,12 @@ const RANK: usize = 16;
 /// The proposed numbers of GPUs.
 const GPUS: [usize; 6] = [2, 4, 8, 16, 32, 64];
 
+/// The proposed storages of the optimizer, the more precise one first.
+const NARROWER: [Storage; 2] = [Storage::Bfloat16, Storage::MsampO2];
+
 /// Returns the lines that propose adapters and more GPUs for `config`, which does not fit `device`; "" if none of these changes makes it fit, either.
 pub(super) fn proposals(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<String> {
-    let found = [adapters(config, sizes, device)?, gpus(config, sizes, device)?];
+    let found = [adapters(config, sizes, device)?, gpus(config, sizes, device)];
     let lines: String = found.into_iter().flatten().collect();
     Ok(if lines.is_empty() { lines } else { format!("\nOr change the run:{lines}") })
 }
@@ -79,25 +83,47 @@ fn on_ranks(config: &ResolvedConfig, data: usize, policy: Recompute) -> Option<R
     None
 }
 
-/// Proposes the smallest number of GPUs that fit with ZeRO 3.
-fn gpus(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Result<Option<String>> {
+/// Proposes the smallest number of GPUs that fit with ZeRO 3, and a smaller number that fits with another storage of the optimizer.
+fn gpus(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> Option<String> {
     let parallel = &config.run.parallel;
     let now = parallel.planned_data();
     let is_divided = parallel.tensor * parallel.pipeline * parallel.context > 1 || config.run.reinforcement.is_on();
     if !matches!(device, Device::Cuda(_)) || is_divided {
-        return Ok(None);
+        return None;
     }
-    for data in GPUS.into_iter().filter(|data| *data > now || *data == now && parallel.zero != Zero::Weights) {
-        for policy in [config.recompute, Recompute::Full] {
-            let Some(changed) = on_ranks(config, data, policy) else { continue };
-            let Ok(plan) = MemoryPlan::new(&changed, sizes, device) else { continue };
-            if plan.fits {
-                let (policy, peak) = (policy_setting(config, policy), gib(plan.peak_bytes));
-                return Ok(Some(format!(
-                    "\n  parallel.data = {data}, parallel.zero = 3{policy}\n    {peak:.1} GiB on each of {data} GPUs, which divide weights, gradients and optimizer states"
-                )));
-            }
-        }
-    }
-    Ok(None)
+    let is_more = |data: usize| data > now || data == now && parallel.zero != Zero::Weights;
+    let same = GPUS.into_iter().filter(|data| is_more(*data)).find_map(|data| on_gpus(config, data, sizes, device));
+    let most = same.as_ref().map_or(usize::MAX, |(data, _)| *data);
+    let fewer = GPUS.into_iter().filter(|data| is_more(*data) && *data < most).find_map(|data| {
+        NARROWER.into_iter().filter(|storage| *storage != config.run.optimizer.storage).find_map(|storage| {
+            let mut changed = config.clone();
+            changed.run.optimizer.storage = storage;
+            let (_, words) = on_gpus(&changed, data, sizes, device)?;
+            Some((
+                data,
+                format!(
+                    "\n  optimizer.storage = \"{}\", {}; optimizer states have a lower precision",
+                    storage.as_str(),
+                    words.trim_start()
+                ),
+            ))
+        })
+    });
+    let words: String = [same, fewer].into_iter().flatten().map(|(_, words)| words).collect();
+    (!words.is_empty()).then_some(words)
+}
+
+/// Returns `data` and the proposal of a run on this number of GPUs with ZeRO 3, if the run fits.
+fn on_gpus(config: &ResolvedConfig, data: usize, sizes: &DecoderConfig, device: &Device) -> Option<(usize, String)> {
+    [config.recompute, Recompute::Full].into_iter().find_map(|policy| {
+        let changed = on_ranks(config, data, policy)?;
+        let plan = MemoryPlan::new(&changed, sizes, device).ok().filter(|plan| plan.fits)?;
+        let (policy, peak) = (policy_setting(config, policy), gib(plan.peak_bytes));
+        Some((
+            data,
+            format!(
+                "\n  parallel.data = {data}, parallel.zero = 3{policy}\n    {peak:.1} GiB on each of {data} GPUs, which divide weights, gradients and optimizer states"
+            ),
+        ))
+    })
 }

@@ -90,7 +90,7 @@ impl MemoryPlan {
     fn of_stage(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, stage: usize) -> Result<MemoryPlan> {
         let available = available(device);
         let dry = unlimited(device);
-        let DryRun { build, peak, save, host, snapshot } = DryRun::new(config, sizes, &dry, stage)?;
+        let DryRun { build, peak, save, host, saved } = DryRun::new(config, sizes, &dry, stage)?;
         let reserved = match &dry {
             Device::Cuda(gpu) => gpu.memory().reserved,
             Device::Cpu | Device::DryCpu(_) => peak.bytes,
@@ -111,7 +111,8 @@ impl MemoryPlan {
         // The host cannot swap out pinned memory, so swap space is not counted.
         let host_available = matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none())
             .then(|| of_host(&["MemAvailable:"]) / of_node);
-        let [own, others] = snapshot;
+        let [own, others] = saved.snapshot;
+        let of_checkpoint = if config.run.checkpoint.save_only_model { saved.model } else { saved.snapshot };
         let snapshots = own + (of_node - 1) * others;
         let room = match device {
             Device::Cuda(_) => host_available.map(|there| of_node * there.saturating_sub(host)),
@@ -133,7 +134,7 @@ impl MemoryPlan {
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
             snapshot_bytes: if config.async_save { own as u64 } else { 0 },
-            checkpoint_bytes: (own + (ranks - 1) * others) as u64,
+            checkpoint_bytes: (of_checkpoint[0] + (ranks - 1) * of_checkpoint[1]) as u64,
             snapshots_fit: room.is_none_or(|room| snapshots <= room),
             available_bytes: available as u64,
             workload: match &dry {
@@ -199,8 +200,8 @@ struct DryRun {
     save: MemorySnapshot,
     /// The bytes of host memory.
     host: usize,
-    /// The bytes of snapshots, see [`Contents::snapshot_bytes`].
-    snapshot: [usize; 2],
+    /// The bytes that are saved.
+    saved: SavedBytes,
 }
 
 impl DryRun {
@@ -226,7 +227,7 @@ impl DryRun {
         }
         drop(build);
         let build = tracker.take_peak();
-        let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 2] };
+        let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), saved: SavedBytes::default() };
         for phase in Phase::BEFORE_STEPS {
             rehearsal.carry_out(phase, StepPrecision::Recipe)?;
         }
@@ -246,8 +247,8 @@ impl DryRun {
             Device::Cuda(gpu) => gpu.host_bytes(),
             Device::Cpu | Device::DryCpu(_) => 0,
         };
-        let Rehearsal { peak, snapshot, .. } = rehearsal;
-        Ok(DryRun { build, peak, save: tracker.take_peak(), host, snapshot })
+        let Rehearsal { peak, saved, .. } = rehearsal;
+        Ok(DryRun { build, peak, save: tracker.take_peak(), host, saved })
     }
 }
 
@@ -269,8 +270,8 @@ struct Rehearsal<'a> {
     passes: Vec<Passes>,
     /// The peak before a checkpoint is saved.
     peak: MemorySnapshot,
-    /// The bytes of snapshots, see [`Contents::snapshot_bytes`], after a checkpoint is saved.
-    snapshot: [usize; 2],
+    /// The bytes that are saved, after a checkpoint is saved.
+    saved: SavedBytes,
 }
 
 impl Rehearsal<'_> {
@@ -294,7 +295,7 @@ impl Rehearsal<'_> {
                 if peak.bytes >= self.peak.bytes {
                     self.peak = peak;
                 }
-                self.snapshot = save(&mut self.run)?;
+                self.saved = save(&mut self.run)?;
                 Ok(())
             }
         }
@@ -360,18 +361,29 @@ fn held(
     Ok((MicroBatch { inputs: ids()?, targets: ids()?, sequences, loss }, ids()?))
 }
 
-/// Copies each tensor of a checkpoint to host memory, as a save does. Returns the bytes of a snapshot of all tensors.
-fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 2]> {
+/// Copies each tensor of a checkpoint to host memory, as a save does. Returns the bytes of snapshots.
+fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<SavedBytes> {
     let device = model.device().clone();
     let _scope = device.scope("save");
-    let (contents, mut live) = Contents::new(model, &mut **optimizer, step.partition())?;
+    let (mut contents, mut live) = Contents::new(model, &mut **optimizer, step.partition())?;
     for name in contents.names() {
         let tensor = live.get(name)?;
         if matches!(device, Device::DryCpu(_)) {
             tensor.duplicate()?;
         }
     }
-    Ok(contents.snapshot_bytes())
+    let snapshot = contents.snapshot_bytes();
+    contents.keep_model();
+    Ok(SavedBytes { snapshot, model: contents.snapshot_bytes() })
+}
+
+/// The bytes that a rank saves, and the maximum bytes of a rank that does not lead.
+#[derive(Default)]
+struct SavedBytes {
+    /// Bytes of all tensors, of which a save takes a snapshot; see [`Contents::snapshot_bytes`].
+    snapshot: [usize; 2],
+    /// Bytes of the model alone.
+    model: [usize; 2],
 }
 
 /// Returns the bytes available for tensors on `device`.

@@ -149,6 +149,8 @@ fn more_gpus_are_proposed_with_zero_3() {
     };
     let least = proposed(0, 1);
     assert!(least.contains("parallel.data = 8, parallel.zero = 3"), "{least}");
+    // States of lower precision fit fewer GPUs.
+    assert!(least.contains("optimizer.storage = \"msamp-o2\", parallel.data = 4, parallel.zero = 3"), "{least}");
     assert_eq!(proposed(1, 1), least);
     assert!(proposed(16, 1).contains("parallel.data = 16, parallel.zero = 3"), "{}", proposed(16, 1));
     assert!(!proposed(1, 2).contains("parallel.zero"), "{}", proposed(1, 2));

@@ -5,6 +5,7 @@ use super::building::{open_rows, restored_run};
 use super::current_run::CurrentRun;
 use super::environment::Environment;
 use super::files::RunFiles;
+use super::gpu_meter::GpuMeter;
 use super::inputs::Inputs;
 use super::observers::Observers;
 use super::outputs::{History, Outputs, run_record};
@@ -26,6 +27,7 @@ use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
 use std::rc::Rc;
+use std::time::Instant;
 
 impl Trainer {
     /// Prepares a run: data, model and optimizer, and their state if the run is resumed.
@@ -111,7 +113,9 @@ impl Trainer {
             Ok(files)
         };
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
-        let mut outputs = Outputs { saver, files, history: History::read(folder), record };
+        let (history, saved_at) = (History::read(folder), Instant::now());
+        let gpu_meter = GpuMeter::default();
+        let mut outputs = Outputs { saver, files, history, record, gpu_meter, saved_at };
         outputs.keep_best(progress.best.as_ref(), config);
         progress.scaling_slots = run.step.partition().cast_names(&run.model);
         let observers = Observers::new(config, &progress.alarms, &casts);

@@ -24,6 +24,7 @@ mod end;
 mod environment;
 mod evaluation;
 mod files;
+mod gpu_meter;
 mod inputs;
 mod observers;
 mod outputs;

@@ -2,6 +2,7 @@
 
 use super::environment::Environment;
 use super::files::RunFiles;
+use super::gpu_meter::GpuMeter;
 use crate::objective::Validation;
 use crate::report::{MAX_METRICS_BYTES, RunEnd, RunOutcome, RunRecord, loss_svg};
 use crate::run::Run;
@@ -14,6 +15,7 @@ use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use serde_json::{Map, Value};
 use std::path::Path;
+use std::time::Instant;
 
 /// The checkpoints, logs, plot and `run.json` of a run.
 pub(super) struct Outputs {
@@ -23,6 +25,10 @@ pub(super) struct Outputs {
     pub(super) files: Option<RunFiles>,
     pub(super) history: History,
     pub(super) record: RunRecord,
+    /// The power and the load of the GPU.
+    pub(super) gpu_meter: GpuMeter,
+    /// The time of the last save, or of the start of the run.
+    pub(super) saved_at: Instant,
 }
 
 /// The losses of a run, each with its step, for the plot.
@@ -93,6 +99,7 @@ impl Outputs {
             replace_file(&RealFs, &folder.join("loss.svg"), plot.as_bytes())?;
             files.saved(folder)
         };
+        self.saved_at = Instant::now();
         let Run { model, optimizer, step, .. } = run;
         self.saver.begin(progress, &inputs.template, model, &mut **optimizer, step.partition(), prepare)
     }

@@ -24,6 +24,8 @@ pub struct StepReport {
     pub loss_scale: Option<LossScale>,
     /// The time and the memory of the step.
     pub cost: StepCost,
+    /// The power and the load of the leading rank's GPU, by name, if they were read after this step.
+    pub gpu: Map<String, Value>,
     /// The elements that FP8 casts have lost, if the model has such casts.
     pub casts: Option<CastLosses>,
     /// The loads of the routers of a model with experts.
@@ -81,7 +83,7 @@ impl StepReport {
             values["fp8_non_finite"] = json!(casts.non_finite.len());
         }
         match values {
-            Value::Object(values) => values,
+            Value::Object(values) => values.into_iter().chain(self.gpu.clone()).collect(),
             _ => unreachable!("an object was made above"),
         }
     }

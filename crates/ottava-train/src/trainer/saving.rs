@@ -51,15 +51,20 @@ impl Trainer {
         }
         let Environment { config, ranks, .. } = &self.environment;
         let (ranks, saver) = (ranks.clone(), &mut self.outputs.saver);
-        let told = [f64::from(stop.load(Ordering::Relaxed)), saver.state()];
-        let told = ranks.gather("request to stop and state of a save", told)?;
+        let is_late = ranks.leads() && config.checkpoint.is_due_after(self.outputs.saved_at.elapsed());
+        let told = [f64::from(stop.load(Ordering::Relaxed)), saver.state(), f64::from(is_late)];
+        let told = ranks.gather("request to stop, state of a save and its age", told)?;
         let paused = self.observers.requests.pause.take();
-        let stops = paused.is_some() || told.iter().any(|[stop, _]| *stop != 0.0);
+        let stops = paused.is_some() || told.iter().any(|[stop, ..]| *stop != 0.0);
+        let is_late = told.iter().any(|[.., late]| *late != 0.0);
         let saved = &mut current.report.saved;
-        saved.extend(saver.advance(&ranks, told.iter().map(|[_, state]| *state))?);
-        let is_regular = config.checkpoint.save_steps.is_due(step) || paused.is_some() || current.is_best || ends;
+        saved.extend(saver.advance(&ranks, told.iter().map(|[_, state, _]| *state))?);
+        let is_due = config.checkpoint.save_steps.is_due(step) || is_late;
+        let is_regular = is_due || paused.is_some() || current.is_best || ends;
         if is_regular || stops {
             self.progress.is_interruption = !is_regular;
+            // A run that stops early resumes from its last checkpoint.
+            self.progress.is_model_only = config.checkpoint.save_only_model && !stops;
             saved.extend(self.save()?);
             if stops || ends || !self.outputs.saver.is_async() {
                 saved.extend(self.outputs.saver.finish(&ranks)?);
@@ -90,7 +95,7 @@ impl Trainer {
         let saved = match path.exists() {
             true => Ok(()),
             false => {
-                self.progress.is_interruption = true;
+                (self.progress.is_interruption, self.progress.is_model_only) = (true, false);
                 self.save_at(place).and_then(|_| self.outputs.saver.finish(&ranks)).map(drop)
             }
         };

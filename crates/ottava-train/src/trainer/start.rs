@@ -280,6 +280,13 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
             format!("{}: its manifest is of step {} and of step {}", path.display(), manifest.step, progress.step);
         return Err(Error::Checkpoint(text));
     }
+    if progress.is_model_only {
+        let path = path.display();
+        return Err(Error::Checkpoint(format!(
+            "{path}: this checkpoint holds the model alone (`checkpoint.save_only_model`), so no run can resume from it; start a new run with \
+             `--set model.path={path} --set init=pretrained --set output_dir=FOLDER`"
+        )));
+    }
     Ok(Some(Resumed { path, progress }))
 }
 

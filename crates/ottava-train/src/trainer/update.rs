@@ -9,6 +9,7 @@ use ottava_common::error::{Error, Result};
 use ottava_parallel::optim::Overflow;
 use ottava_sentinel::NonFiniteSteps;
 use ottava_settings::AlarmsConfig;
+use serde_json::Map;
 
 /// The maximum number of times that a step loads other rows because its rows have no target.
 const MOST_SKIPPED: usize = 1000;
@@ -50,6 +51,8 @@ impl Trainer {
         }
         self.progress.step = step;
         self.progress.tokens += result.tokens;
+        let is_read = self.environment.ranks.leads() && step.is_multiple_of(config.logging.logging_steps);
+        let gpu = if is_read { self.outputs.gpu_meter.read(model.device()) } else { Map::new() };
         let tokens_per_second = result.tokens as f64 / current.begin.elapsed().as_secs_f64();
         current.report = StepReport {
             learning_rate,
@@ -59,6 +62,7 @@ impl Trainer {
                 mfu: self.outputs.record.utilization(tokens_per_second),
                 peak_memory_bytes: peak_memory(model.device()),
             },
+            gpu,
             casts: (!model.scaling().is_empty()).then_some(casts),
             router_loads,
             metrics: std::mem::take(&mut current.rows.metrics).and(work.metrics(&result.sums)),

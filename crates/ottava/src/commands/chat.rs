@@ -4,6 +4,7 @@ use super::chat_input::Input;
 use super::decoding::Decoding;
 use super::inference::{Draws, Inference, InferenceRanks};
 use super::newest::{base_of_adapter, with_model};
+use super::sampling_flags::GenerationConfig;
 use crate::output::{ignore_signals, stop_answers_on_signals};
 use crate::ranks::RankArgs;
 use clap::Args;
@@ -45,6 +46,10 @@ pub struct ChatCommand {
     /// The maximum number of tokens of an answer.
     #[arg(long, default_value_t = 512, value_parser = super::positive)]
     max_new_tokens: usize,
+    /// The sampling settings that are not given as flags: auto reads them from generation_config.json in the folder of the model, none ignores this
+    /// file. If the file suggests none, the most likely token is taken.
+    #[arg(long, value_enum, default_value = "auto")]
+    generation_config: GenerationConfig,
     #[command(flatten)]
     draws: Draws,
     #[command(flatten)]
@@ -82,9 +87,11 @@ impl ChatCommand {
             let template = chat_template(&template, kwargs.clone())?;
             let model = self.how.load(folder, &config, self.capacity(&sizes), &ranks)?;
             let draft = self.decoding.draft(&self.how, &tokenizer, self.capacity(&sizes), &ranks)?;
-            Ok(((model, draft), folder.to_path_buf(), tokenizer, template, sizes))
+            let sampling = self.generation_config.suggested(folder)?;
+            Ok(((model, draft), folder.to_path_buf(), tokenizer, template, sizes, sampling))
         });
-        let (models, folder, tokenizer, template, sizes) = ranks.together(loaded)?;
+        let (models, folder, tokenizer, template, sizes, sampling) = ranks.together(loaded)?;
+        self.draws.start_from(sampling.unwrap_or_default());
         let capacity = self.capacity(&sizes);
         let options = self.draws.options((&models.0, models.1.as_ref()), &[capacity], capacity)?;
         let engine = self.decoding.engine(&ranks, models, &folder, options)?;

@@ -2,12 +2,14 @@
 
 use crate::output::print_json;
 use clap::Args;
-use ottava_common::Result;
+use ottava_common::{Result, limits};
 use ottava_tensor::Capability;
-use ottava_tensor::cuda::{CudaDevice, PeerLink, inventory};
+use ottava_tensor::cuda::{CudaDevice, LIBRARY_PATH_VARIABLE, PeerLink, inventory, searched_places};
+use rustix::process::{Resource, getrlimit};
+use serde::Serialize;
 use serde_json::json;
 
-/// Show GPUs and CUDA libraries, and how to install missing ones.
+/// Show GPUs, CUDA libraries, memory, disk and limits, and how to install missing libraries.
 #[derive(Args)]
 #[command(after_help = "Libraries are looked for in OTTAVA_LIBRARY_PATH, by the dynamic linker, in Python environments
 (first in that of this program, as `uv tool` and `pipx` make it) and in toolkit folders. Training on the CPU needs none of them.")]
@@ -29,6 +31,7 @@ impl Doctor {
         let missing: Vec<&str> =
             libraries.iter().filter(|found| found.problem.is_some()).map(|found| found.name).collect();
         let verdict = verdict(&found, &missing);
+        let (notes, host) = (absent_folders(), Host::here());
         if self.json {
             let links: Vec<_> =
                 links.iter().map(|(from, to, link)| json!({"from": from, "to": to, "link": link})).collect();
@@ -43,7 +46,9 @@ impl Doctor {
                 .iter()
                 .map(|l| json!({"name": l.name, "version": l.version, "path": l.path, "problem": l.problem, "remedy": l.remedy}))
                 .collect();
-            print_json(&json!({"verdict": verdict, "gpus": gpus, "links": links, "libraries": libraries}));
+            print_json(
+                &json!({"verdict": verdict, "gpus": gpus, "links": links, "libraries": libraries, "notes": notes, "host": host}),
+            );
             return Ok(());
         }
         out!("{verdict}\n");
@@ -57,6 +62,14 @@ impl Doctor {
                     out!("  {i}  {}  sm_{major}{minor}, {} SMs, {fp8}", gpu.name(), gpu.sm_count());
                     out!("     {:.1} of {:.1} GiB free", free as f64 / GIB, total as f64 / GIB);
                 }
+                // The list of libraries has the sentence about the driver.
+                Err(problem)
+                    if libraries
+                        .iter()
+                        .any(|library| library.problem.as_ref().is_some_and(|found| problem.contains(found))) =>
+                {
+                    out!("  none usable: a library is missing, as listed below")
+                }
                 Err(problem) => out!("  none usable: {problem}"),
             }
         }
@@ -67,22 +80,96 @@ impl Doctor {
                 false => links.iter().for_each(|(from, to, link)| out!("  {from} to {to}: {link}")),
             }
         }
-        out!("Libraries");
+        out!("Libraries, searched for in {}", searched_places());
         for library in &libraries {
             let version = library.version.as_deref().unwrap_or("-");
             let path = library.path.as_ref().map_or("not found".into(), |p| p.display().to_string());
-            out!("  {:<10} {version:<12} {path}", library.name);
+            out!("  {:<11} {version:<12} {path}", library.name);
             if let Some(problem) = &library.problem {
-                out!("             {problem}. {}", library.remedy);
+                // The heading has the places.
+                let problem = problem.replace(&format!(" in {}", searched_places()), "");
+                out!("              {problem}. {}", library.remedy);
             }
         }
-        out!(
-            "CPU\n  {} threads; FP8 is emulated bit for bit",
-            std::thread::available_parallelism().map_or(1, usize::from)
-        );
+        for note in &notes {
+            out!("  {note}");
+        }
+        out!("Host");
+        for line in host.lines() {
+            out!("  {line}");
+        }
         Ok(())
     }
 }
+
+/// Returns a sentence for each folder of OTTAVA_LIBRARY_PATH that does not exist.
+fn absent_folders() -> Vec<String> {
+    let folders = std::env::var_os(LIBRARY_PATH_VARIABLE).unwrap_or_default();
+    std::env::split_paths(&folders)
+        .filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())
+        .map(|folder| {
+            format!("{LIBRARY_PATH_VARIABLE} names {}, which is no folder: correct the variable", folder.display())
+        })
+        .collect()
+}
+
+/// What runs take from the host.
+#[derive(Serialize)]
+struct Host {
+    threads: usize,
+    /// The bytes of memory that the process may allocate without swapping.
+    memory_bytes: Option<u64>,
+    /// The bytes that are free on the disk of the working folder.
+    disk_bytes: Option<u64>,
+    /// The number of files that the process may open, and the bytes that it may lock. `None` is no limit.
+    open_files: Option<u64>,
+    locked_bytes: Option<u64>,
+}
+
+impl Host {
+    fn here() -> Host {
+        let disk = rustix::fs::statvfs(".").ok();
+        Host {
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: limits::available_memory(),
+            disk_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)),
+            open_files: getrlimit(Resource::Nofile).current,
+            locked_bytes: getrlimit(Resource::Memlock).current,
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let gib = |bytes: Option<u64>| {
+            bytes.map_or("unknown size".to_string(), |bytes| format!("{:.1} GiB", bytes as f64 / GIB))
+        };
+        let limit = |limit: Option<u64>| limit.map_or("unlimited".to_string(), |limit| limit.to_string());
+        let few = self.open_files.is_some_and(|files| files < FEW_FILES);
+        vec![
+            format!("CPU         {} threads; FP8 is emulated bit for bit", self.threads),
+            format!("memory      {} available; checkpoints of a GPU run are copied there", gib(self.memory_bytes)),
+            format!(
+                "disk        {} free in this folder; `ottava plan` prints the size of a checkpoint",
+                gib(self.disk_bytes)
+            ),
+            format!(
+                "ulimit -n   {} open files{}",
+                limit(self.open_files),
+                if few {
+                    format!("; raise it to {FEW_FILES} for models with many files, and for servers")
+                } else {
+                    String::new()
+                }
+            ),
+            format!(
+                "ulimit -l   {} of locked memory",
+                self.locked_bytes.map_or("unlimited".to_string(), |bytes| gib(Some(bytes)))
+            ),
+        ]
+    }
+}
+
+/// The number of open files below which runs and servers can fail.
+const FEW_FILES: u64 = 1024;
 
 /// Says in one sentence what this machine can do with GPUs of these compute capabilities and without these libraries.
 fn verdict(gpus: &[(i32, i32)], missing: &[&str]) -> String {
@@ -94,10 +181,10 @@ fn verdict(gpus: &[(i32, i32)], missing: &[&str]) -> String {
         gpus.iter().partition(|version| Capability::find(**version).is_ok());
     let with_fp8 = usable.iter().filter(|version| ***version >= (8, 9)).count();
     let sentence = match (usable.len(), needed.is_empty()) {
-        (0, _) if missing.is_empty() => "This machine has no usable GPU: runs use the CPU.".into(),
-        (0, _) => format!(
+        (0, true) => "This machine has no usable GPU: runs use the CPU.".into(),
+        (0, false) => format!(
             "This machine has no usable GPU: runs use the CPU. A machine with a GPU also needs {}, as listed below.",
-            missing.join(", ")
+            needed.join(", ")
         ),
         (_, false) => format!("GPUs cannot be used yet: install {}, as listed below.", needed.join(", ")),
         (count, true) => {
@@ -141,9 +228,10 @@ mod tests {
     #[test]
     fn one_sentence_says_what_is_missing() {
         assert!(
-            verdict(&[], &["driver", "NCCL"])
-                .contains("runs use the CPU. A machine with a GPU also needs driver, NCCL")
+            verdict(&[], &["driver", "NCCL", "NVML"])
+                .ends_with("runs use the CPU. A machine with a GPU also needs driver, as listed below.")
         );
+        assert!(verdict(&[], &["NCCL", "NVML"]).ends_with("no usable GPU: runs use the CPU."));
         assert!(verdict(&[(9, 0)], &["NVRTC", "NCCL"]).contains("install NVRTC, as listed"));
         assert!(verdict(&[(9, 0), (8, 0)], &[]).ends_with("1 of 2 GPUs have FP8 tensor cores."));
         let mixed = verdict(&[(9, 0), (6, 1), (6, 1)], &[]);

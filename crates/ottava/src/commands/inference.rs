@@ -161,9 +161,14 @@ pub struct Draws {
 }
 
 impl Draws {
+    /// Takes the sampling parameters that are not on the command line from `base`.
+    pub fn start_from(&mut self, base: Sampling) {
+        self.sampling.start_from(base);
+    }
+
     /// Builds request `number`, for up to `max_new_tokens` tokens after `prompt`.
     pub fn request(&self, prompt: Vec<u32>, max_new_tokens: usize, number: u64) -> TextRequest {
-        let sampling = Sampling { seed: self.seed.wrapping_add(number), ..self.sampling.0.clone() };
+        let sampling = Sampling { seed: self.seed.wrapping_add(number), ..self.sampling.sampling().clone() };
         let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
         TextRequest { request, stop: self.stop.clone(), ..TextRequest::default() }
     }

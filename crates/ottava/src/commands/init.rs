@@ -5,7 +5,8 @@ use super::{pretty, write_new};
 use crate::output::print_json;
 use clap::Args;
 use ottava_common::Result;
-use ottava_settings::{SCHEMA, schema, starter};
+use ottava_recipe::RecipeName;
+use ottava_settings::{SCHEMA, StarterOptions, schema, starter};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -14,6 +15,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   ottava init models/Qwen2.5-0.5B chats.jsonl
   ottava init Qwen/Qwen3-0.6B HuggingFaceH4/no_robots
+  ottava init Qwen/Qwen3-8B chats.jsonl --recipe fp8-delayed --lora
   ottava init models/Llama-3.1-8B books.txt.gz more.jsonl --output books.toml")]
 pub struct Init {
     /// A Hugging Face model folder, a name of the Hub such as Qwen/Qwen3-0.6B, or a config.json to start from random weights.
@@ -24,6 +26,12 @@ pub struct Init {
     /// The new file.
     #[arg(long, value_name = "FILE", default_value = "run.toml")]
     output: PathBuf,
+    /// The recipe that the file has, such as fp8-delayed, fp8-row or bf16.
+    #[arg(long, value_name = "NAME", default_value = "bf16")]
+    recipe: RecipeName,
+    /// Write a run that trains adapters, with a learning rate for adapters.
+    #[arg(long)]
+    lora: bool,
     /// Print one JSON object with `output` and `found`.
     #[arg(long)]
     json: bool,
@@ -32,7 +40,8 @@ pub struct Init {
 impl Init {
     pub fn run(self) -> Result<()> {
         let remote = Remote::default();
-        let starter = starter(&self.model, &self.data, &mut |config| remote.resolve(config, Reads::Weights))?;
+        let options = StarterOptions { recipe: self.recipe, lora: self.lora };
+        let starter = starter(&self.model, &self.data, &options, &mut |config| remote.resolve(config, Reads::Weights))?;
         write_new(&self.output, &starter.toml)?;
         // An editor that knows the schema completes and checks keys. An existing schema file is kept, since it may belong to another run.
         let beside = self.output.with_file_name(SCHEMA);

@@ -25,6 +25,7 @@ mod lora_modules;
 pub mod man;
 pub mod merge;
 mod model_card;
+mod model_links;
 pub mod monitor;
 mod newest;
 pub mod plan;

@@ -41,6 +41,12 @@ pub struct MonitorCommand {
 
 impl MonitorCommand {
     pub fn run(self) -> Result<()> {
+        for folder in self.runs.iter().filter(|folder| !folder.exists()) {
+            tracing::warn!(
+                "{}: there is no such folder yet; the page shows a run there once it begins. Relative paths start at the folder that the command runs in",
+                folder.display()
+            );
+        }
         let runs = Monitor::new(self.runs)?;
         if !self.host.is_loopback() {
             tracing::warn!("{} can be reached from other machines, which may read the runs", self.host);
@@ -64,6 +70,7 @@ fn announce(address: SocketAddr) {
 
 /// A page that is shown until this value is dropped.
 pub struct Page {
+    folder: PathBuf,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -93,7 +100,7 @@ impl Page {
                 let _ = told.send(Err(error));
             }
         });
-        let page = Page { stop, thread: Some(thread) };
+        let page = Page { folder: folder.to_path_buf(), stop, thread: Some(thread) };
         let started = ready.recv().expect("the thread tells how it started");
         started
             .map_err(|error| Error::Config(format!("--monitor: {error}; name another port, or 0 for a free one")))?;
@@ -106,6 +113,7 @@ impl Drop for Page {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
+            note!("the page ends with the run; `ottava monitor {}` shows it again", self.folder.display());
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The folder of a model or an adapter: the folder itself, the newest checkpoint of a run, or the folder of a name of the Hub in the cache.
 
+use super::model_links::has_links;
 use ottava_checkpoint::adapter::CONFIG_FILE;
 use ottava_checkpoint::{AdapterFolder, Verify, latest_complete};
 use ottava_common::{Error, Result};
@@ -19,8 +20,8 @@ pub fn with_model<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> R
             let (base, path) = (AdapterFolder::base(folder)?, path.display());
             let base = base.display();
             return Err(Error::Model(format!(
-                "{path}: this is an adapter. A command with --adapter takes its base model and the adapter: {base} --adapter {path}. For other commands, \
-                 write a model of both: ottava merge {base} {path} FOLDER"
+                "{path}: this is an adapter, and this command reads a whole model. `ottava merge {base} {path} FOLDER` writes one. `ottava chat`, `generate`, \
+                 `serve` and `eval` also take the base model and the adapter: {base} --adapter {path}"
             )));
         }
         read(folder)
@@ -40,7 +41,9 @@ pub fn base_of_adapter(path: &Path) -> Result<Option<PathBuf>> {
 pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
     let path = &super::remote::model(path)?;
     let checkpoints = path.join("checkpoints");
-    if path.join("config.json").is_file() || path.join(CONFIG_FILE).is_file() || !checkpoints.is_dir() {
+    let is_model = path.join("config.json").is_file() || path.join(CONFIG_FILE).is_file();
+    // The links of a run have no manifest, and change while the run trains.
+    if is_model && !has_links(path) || !checkpoints.is_dir() {
         return read(path);
     }
     for attempt in 1.. {

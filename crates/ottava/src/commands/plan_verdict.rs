@@ -145,7 +145,14 @@ impl Verdict {
         };
         let kept = match config.checkpoint.save_steps {
             Interval::End => "saved at the end".to_string(),
-            Interval::Every(interval) => format!("saved every {interval} steps and at the end"),
+            Interval::Every(interval) => match config.checkpoint.save_minutes {
+                0.0 => format!("saved every {interval} steps and at the end"),
+                minutes => format!("saved every {interval} steps or {minutes} minutes, and at the end"),
+            },
+        };
+        let kept = match config.checkpoint.save_only_model {
+            true => format!("the model alone, {kept}"),
+            false => kept,
         };
         let lines = vec![
             ("fits", fits),

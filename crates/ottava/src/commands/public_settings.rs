@@ -46,7 +46,7 @@ const BREAKS: &[char] = &[' ', '\t', '\n', '\\', '"', '\'', ',', ';', '(', ')', 
 const JOINTS: &[char] = &['=', '&'];
 
 /// Schemes of addresses whose hosts are private.
-const SCHEMES: [&str; 4] = ["http://", "https://", "s3://", "gs://"];
+const SCHEMES: [&str; 5] = ["http://", "https://", "s3://", "gs://", "az://"];
 
 /// Shortens the paths in a text, such as the command of a reward, to file names: absolute paths, and relative paths that exist. Addresses keep their
 /// scheme and path.

@@ -5,7 +5,7 @@ use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result, input};
 use ottava_hub::{DataId, Hub, Kind, Pins, RepoId, Watch, matches};
 use ottava_settings::{DatasetConfig, Loaded, RunConfig, WeightInit};
-use ottava_store::{Bucket, Object};
+use ottava_store::{Bucket, Object, is_store, page};
 use ottava_tensor::comm::Group;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -53,34 +53,25 @@ pub fn shapes(path: &Path) -> Result<Option<PathBuf>> {
     Remote::default().find(path, Reads::Shapes)
 }
 
-/// Addresses that are not read, and what to do instead.
-const OTHER_STORES: [(&str, &str); 4] = [
-    (
-        "gs://",
-        "write s3:// with the name of the bucket, and set AWS_ENDPOINT_URL to https://storage.googleapis.com and the AWS keys to HMAC keys of the bucket",
-    ),
-    (
-        "az://",
-        "stores with the protocol of Azure are not read; copy the data to a folder or to a store with the protocol of S3",
-    ),
-    ("https://", "addresses of single files are not read; download the file, and name it here"),
-    ("http://", "addresses of single files are not read; download the file, and name it here"),
-];
-
-/// Replaces patterns of objects in stores, `s3://BUCKET/PATTERN`, by local copies in the folder `copies`. With [`Reads::Names`], patterns stay.
+/// Replaces patterns of objects in stores, such as `s3://BUCKET/PATTERN`, and addresses of files of web servers by local copies in the folder `copies`. With
+/// [`Reads::Names`], they stay.
 fn objects(paths: &[PathBuf], copies: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
         let text = path.to_string_lossy();
-        if let Some((_, remedy)) = OTHER_STORES.iter().find(|(scheme, _)| text.starts_with(scheme)) {
-            return Err(Error::Config(format!("{text}: {remedy}")));
-        }
-        let Some(rest) = text.strip_prefix("s3://").filter(|_| reads > Reads::Names) else {
+        let is_page = ["https://", "http://"].iter().any(|scheme| text.starts_with(scheme));
+        if reads == Reads::Names || !(is_page || is_store(&text)) {
             files.push(path.clone());
             continue;
-        };
+        }
+        if is_page {
+            let (mut transfer, shown) = (Transfer::new("downloaded"), text.split('?').next().unwrap_or_default());
+            files.push(page("data.train_files", &text, copies, &mut |done, total| transfer.at(shown, done, total))?);
+            continue;
+        }
+        let (scheme, rest) = text.split_once("://").expect("the address of a store has a scheme");
         let (bucket, pattern) = rest.split_once('/').unwrap_or((rest, ""));
-        let bucket = Bucket::from_env("data.train_files", &format!("s3://{bucket}"))?;
+        let bucket = Bucket::from_env("data.train_files", &format!("{scheme}://{bucket}"))?;
         files.extend(copied(&bucket, pattern.trim_end_matches('/'), copies)?);
     }
     Ok(files)
@@ -223,7 +214,8 @@ impl Remote {
     /// Returns the folder in the cache of the model that `path` names on the Hub; `None` if `path` is a local path.
     fn find(&self, path: &Path, reads: Reads) -> Result<Option<PathBuf>> {
         let Some(id) = RepoId::of_path(Kind::Model, path) else { return Ok(None) };
-        self.ask(|hub| hub.model(&id, reads == Reads::Weights, &mut Transfer::new("downloaded"))).map(Some)
+        let found = self.ask(|hub| hub.model(&id, reads == Reads::Weights, &mut Transfer::new("downloaded")));
+        found.map(Some).map_err(|error| or_a_path(error, path))
     }
 
     /// Asks the Hub with the known commits, and keeps the commits that it has asked for.
@@ -232,6 +224,21 @@ impl Remote {
         let answer = question(&hub)?;
         self.pins.replace(hub.pins());
         Ok(answer)
+    }
+}
+
+/// Adds to the error of a name of the Hub that it may be a misspelled path.
+fn or_a_path(error: Error, path: &Path) -> Error {
+    let folder = std::env::current_dir().unwrap_or_default();
+    let hint = format!(
+        "; if {} is meant as a path: it does not exist in {}, the folder that the command runs in",
+        path.display(),
+        folder.display()
+    );
+    match error {
+        Error::Config(text) => Error::Config(text + &hint),
+        Error::External(text) => Error::External(text + &hint),
+        other => other,
     }
 }
 

@@ -4,9 +4,10 @@ use super::decoding::Decoding;
 use super::inference::{Inference, InferenceRanks};
 use super::lora_modules::{LoraModule, open_adapters};
 use super::newest::with_model;
+use super::sampling_flags::GenerationConfig;
 use crate::output::{forward_signals, stop_on_signals};
 use crate::ranks::{RankArgs, Role};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use ottava_checkpoint::Texts;
 use ottava_common::{Error, Result};
 use ottava_data::{ChatTemplate, Clock};
@@ -123,13 +124,6 @@ pub struct Serve {
     ranks: RankArgs,
 }
 
-/// Where the default sampling settings of requests come from.
-#[derive(Clone, Copy, ValueEnum)]
-enum GenerationConfig {
-    Auto,
-    None,
-}
-
 /// The default maximum numbers of completions in a batch. On a CPU, larger batches are hardly faster.
 const ON_A_CPU: usize = 8;
 const ON_A_GPU: usize = 256;
@@ -225,10 +219,7 @@ impl Serve {
                 let text = format!("--max-length is {max_model_len}, and {}", sizes.context_reason());
                 return Err(Error::Config(text));
             }
-            let sampling = match self.generation_config {
-                GenerationConfig::Auto => Sampling::of_folder(folder)?,
-                GenerationConfig::None => Sampling::unchanged(),
-            };
+            let sampling = self.generation_config.suggested(folder)?.unwrap_or_else(Sampling::unchanged);
             let of_template = || template.as_ref().and_then(ToolCallParser::of_template);
             let tool_call_parser = self.tool_call_parser.or_else(of_template);
             if let Some(parser) = tool_call_parser {

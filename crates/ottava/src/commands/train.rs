@@ -1,5 +1,6 @@
 //! `ottava train`.
 
+use super::model_links::link_model;
 use super::monitor::{PORT, Page};
 use super::public_settings::public_settings;
 use super::remote::{Reads, Remote};
@@ -8,6 +9,7 @@ use crate::output::{Progress, print_json, stop_on_signals};
 use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
 use ottava_checkpoint::Backup;
+use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result, interrupt};
 use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest, complete};
 use ottava_recipe::param::Description;
@@ -131,6 +133,7 @@ impl Train {
         let mut last = None;
         let outcome = trainer.run(interrupt::flag(), &mut |report| {
             progress.step(report);
+            report.saved.last().iter().for_each(|saved| link_model(&config.output_dir, &saved.path));
             last = Some(report.clone());
         });
         progress.finish();
@@ -218,6 +221,9 @@ fn report(
     if let Some((best, path)) = &best {
         let metric = &config.evaluation.metric_for_best_model;
         progress.line(&format!("best: {metric} {:.4} after step {}, {}", best.value, best.step, path.display()));
+        if config.evaluation.load_best_model_at_end {
+            link_model(&config.output_dir, path);
+        }
     }
     progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));
     let (output_dir, evals) = (trainer.output_dir().to_path_buf(), evals.to_vec());
@@ -227,6 +233,9 @@ fn report(
         }
         other => other,
     })?;
+    if let (Some(last), false) = (last, samples.is_empty()) {
+        write_samples(&output_dir, last.step, &config.generation.prompts, &samples)?;
+    }
     if prints_json {
         print_json(&json!({
             "output_dir": output_dir,
@@ -245,6 +254,17 @@ fn report(
     }
     Ok(())
 }
+
+/// Writes the samples after `step` to `samples.jsonl`, which the page of runs shows.
+fn write_samples(output_dir: &Path, step: u64, prompts: &[String], samples: &[String]) -> Result<()> {
+    let line = |(prompt, sample): (&String, &String)| {
+        let completion = sample.strip_prefix(prompt.as_str()).unwrap_or(sample);
+        format!("{}\n", json!({"step": step, "prompt": prompt, "completion": completion}))
+    };
+    let text: String = prompts.iter().zip(samples).map(line).collect();
+    replace_file(&RealFs, &output_dir.join("samples.jsonl"), text.as_bytes())
+}
+
 /// Returns the description of `--recipe`.
 fn recipe_help() -> String {
     let names: Vec<_> = RecipeName::ALL.into_iter().map(RecipeName::as_str).collect();

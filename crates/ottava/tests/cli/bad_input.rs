@@ -189,6 +189,9 @@ fn a_missing_gpu_is_an_error() {
 #[test]
 fn what_users_bring_instead_of_a_run_or_a_model_is_explained() {
     let run = Run::new();
+    run.fail(&["plan", "nosuch.toml"], 1, &["nosuch.toml: there is no such file; relative paths start at the folder"]);
+    run.write("configs/moved.toml", b"");
+    run.fail(&["plan", "moved.toml"], 1, &["did you mean configs/moved.toml?"]);
     run.fail(&["train", "model"], 1, &["this is a folder, and a run is a TOML file: `ottava init model DATA.jsonl`"]);
     run.fail(&["train", "a.gguf"], 1, &["`ottava convert a.gguf FOLDER`"]);
     run.fail(&["plan", "axolotl.yml"], 1, &["`ottava import axolotl.yml`"]);
@@ -255,6 +258,29 @@ fn a_starter_run_and_an_imported_one_train() {
     run.succeed(&[&["train", "first.toml"], &steps[..]].concat());
     run.fail(&["init", "model", "text.txt", "--output", "first.toml"], 1, &["not overwritten"]);
     run.fail(&["init", "model", "absent.jsonl"], 2, &["absent.jsonl"]);
+    // The weights of the first run, and a learning rate for adapters.
+    let trained = ["init", "run/model", "text.txt", "--output", "lora.toml", "--recipe", "fp8-row", "--lora"];
+    run.fail(&[&["init", "model"], &trained[2..]].concat(), 1, &["adapters need the weights of a model"]);
+    run.replace("first.toml", "output_dir = \"runs/model\"", "output_dir = \"run\"");
+    run.succeed(&[&["train", "first.toml"], &steps[..]].concat());
+    run.succeed(&trained);
+    let text = std::fs::read_to_string(run.path("lora.toml")).unwrap();
+    for line in ["recipe = \"fp8-row\"", "[lora]\nr = 16", "learning_rate = 2e-4"] {
+        assert!(text.contains(line), "no {line} in {text}");
+    }
+    // A model without a tokenizer or a chat template is told at once.
+    run.write(
+        "chats.jsonl",
+        br#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#,
+    );
+    let told = run.ottava(&["init", "model", "chats.jsonl", "--output", "chats.toml"]);
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.contains("there is no chat template") && told.contains("`tokenizer.chat_template`"), "{told}");
+    std::fs::rename(run.path("model/tokenizer.json"), run.path("tokenizer.json")).unwrap();
+    let told = run.ottava(&["init", "model", "text.txt", "--output", "none.toml"]);
+    let told = String::from_utf8_lossy(&told.stderr).into_owned();
+    assert!(told.contains("there is no tokenizer.json") && told.contains("`model.tokenizer`"), "{told}");
+    std::fs::rename(run.path("tokenizer.json"), run.path("model/tokenizer.json")).unwrap();
     let axolotl = "base_model: model\nreinit_weights: true\ndatasets:\n  - path: text.txt\n    type: completion\nval_set_size: 2\n\
                    sequence_len: 8\nmicro_batch_size: 2\nmax_steps: 1\nlearning_rate: 1e-3\nnum_nodes: 3\n";
     run.write("axolotl.yml", axolotl.as_bytes());

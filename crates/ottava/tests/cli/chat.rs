@@ -95,6 +95,29 @@ fn evaluation_of_chats_gives_the_validation_loss_of_training() {
     run.succeed(&["calibrate", model, "scales.json", "--data", "text.jsonl", "--max-length", "16", "--device", "cpu"]);
 }
 
+/// The file of a model suggests sampling, and flags go first.
+#[test]
+fn a_model_suggests_the_sampling_of_a_conversation() {
+    let run = chats();
+    let trained = json(&run.succeed(&["train", "run.toml", "--json"]));
+    let model = trained["checkpoint"].as_str().unwrap();
+    let talk = |args: &[&str]| {
+        let mut child = run.command(&[&["chat", model, "--max-new-tokens", "12"][..], args].concat());
+        let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(b"q1\n").unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let greedy = talk(&[]);
+    run.write(&format!("{model}/generation_config.json"), br#"{"temperature": 50.0, "do_sample": true}"#);
+    let drawn = talk(&["--seed", "1"]);
+    assert_ne!(drawn, greedy);
+    assert_eq!(drawn, talk(&["--seed", "1", "--generation-config", "none", "--temperature", "50"]));
+    assert_eq!(talk(&["--temperature", "0"]), greedy);
+    assert_eq!(talk(&["--generation-config", "none"]), greedy);
+}
+
 #[test]
 fn a_conversation_that_is_too_long_is_told_which_setting_limits_it() {
     let run = chats();

@@ -369,7 +369,7 @@ fn plan_says_what_runs_on_a_gpu_that_is_not_here() {
     run.fail(&ampere, 1, &["A100"]);
     let shown = String::from_utf8_lossy(&run.ottava(&ampere).stdout).into_owned();
     assert!(shown.contains("compute capability 8.0, not tested"), "{shown}");
-    run.fail(&["plan", "run.toml", "--gpu", "V100"], 1, &["there is no GPU `V100`", "H200, A100"]);
+    run.fail(&["plan", "run.toml", "--gpu", "V100"], 1, &["there is no GPU `V100`", "known are A100, B200"]);
 }
 
 #[test]

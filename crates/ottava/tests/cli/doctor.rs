@@ -12,6 +12,22 @@ fn nvrtc(program: &Path) -> Value {
     report["libraries"].as_array().unwrap().iter().find(|library| library["name"] == "NVRTC").unwrap().clone()
 }
 
+#[test]
+fn a_wrong_library_path_and_the_limits_of_the_host_are_shown_once() {
+    let doctor = |path: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ottava"));
+        let output = command.arg("doctor").env("OTTAVA_LIBRARY_PATH", path).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let said = doctor("/nonexistent");
+    assert!(said.contains("OTTAVA_LIBRARY_PATH names /nonexistent, which is no folder"), "{said}");
+    assert_eq!(said.matches("folders of Python packages").count(), 1, "{said}");
+    for part in ["available; checkpoints", "free in this folder", "open files", "of locked memory"] {
+        assert!(said.contains(part), "no {part} in {said}");
+    }
+    assert!(!doctor("/").contains("which is no folder"));
+}
+
 /// Tests the layout of `uv tool install` and `pipx install`: the program has its own environment, and `PATH` has a link to the program.
 #[test]
 fn libraries_are_found_in_the_environment_of_the_program() {

@@ -122,6 +122,17 @@ fn models_and_data_are_named_by_their_ids() {
 }
 
 #[test]
+fn a_path_that_does_not_exist_may_be_meant_by_a_name() {
+    let remote = Remote::new();
+    let output = remote.command(&["train", "run.toml", "--set", "model.tokenizer=data/tokenizer"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    let folder = remote.run.path("").canonicalize().unwrap();
+    let expected = format!("if data/tokenizer is meant as a path: it does not exist in {}", folder.display());
+    assert!(said.contains(&expected), "{said}");
+}
+
+#[test]
 fn ranks_read_the_commit_of_rank_0() {
     let remote = Remote::new();
     let commit = remote.publish(&[]);

@@ -123,6 +123,8 @@ fn a_training_shows_itself_and_its_ranks() {
     other.fail(&["train", "run.toml", &port], 1, &["--monitor", "in use", "name another port"]);
     other.fail(&["monitor", "run.toml"], 1, &["run.toml", "this is a file"]);
     other.fail(&["monitor"], 1, &["required"]);
+    let port = server.address.rsplit_once(':').unwrap().1;
+    other.fail(&["monitor", "nosuch", "--port", port], 1, &["nosuch: there is no such folder yet"]);
 }
 
 /// Returns the path of a browser, if one is installed.
@@ -132,7 +134,8 @@ fn browser() -> Option<PathBuf> {
     std::env::split_paths(&folders).flat_map(|folder| names.map(|name| folder.join(name))).find(|path| path.is_file())
 }
 
-/// Returns the elements of a page after its first paint. If `OTTAVA_IMAGES` is set to a folder, also saves an image as `name` in it.
+/// Returns the elements of a page after its first paint. If `OTTAVA_IMAGES` is set to a folder, also saves an image as `name` in it. An image called
+/// `many` has all runs.
 fn paint(browser: &Path, server: &Server, name: &str, height: u32, more: &[&str]) -> String {
     let profile = tempfile::tempdir().unwrap();
     let page = |what: &str| {
@@ -147,7 +150,9 @@ fn paint(browser: &Path, server: &Server, name: &str, height: u32, more: &[&str]
         command
             .arg(format!("--window-size=1200,{height}"))
             .arg(format!("--user-data-dir={}", profile.path().display()));
-        let output = command.args(more).arg(what).arg(format!("http://{}/", server.address)).output().unwrap();
+        let fragment = if name == "many" { "#all" } else { "" };
+        let url = format!("http://{}/{fragment}", server.address);
+        let output = command.args(more).arg(what).arg(url).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     if let Some(folder) = std::env::var_os("OTTAVA_IMAGES") {
@@ -206,7 +211,7 @@ fn browsers_paint_growing_killed_finished_divided_and_long_runs() {
     // The page shows two runs side by side on a dark background.
     let dark = ["--blink-settings=preferredColorScheme=0"];
     let page = paint(&browser, &monitor(&run, &["run", "finished"]), "growing", 1500, &dark);
-    expect(&page, &["running", "of 100000", "run training", "finished training"]);
+    expect(&page, &["running", "of 100000", "run: training", "finished: training"]);
     signal("-KILL", child.id());
     wait(child);
     let page = paint(&browser, &monitor(&run, &["run"]), "killed", 700, &[]);
@@ -229,4 +234,38 @@ fn browsers_paint_growing_killed_finished_divided_and_long_runs() {
     expect(&page, &["finished", "100000 of 100000", "at step 100000", "42.0 %", "60 GiB / 61 GiB"]);
     let painted = page.split("data-painted=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
     eprintln!("a run of 100,000 steps is painted after {painted} ms");
+    if std::env::var_os("OTTAVA_IMAGES").is_some() {
+        for number in 0..25 {
+            let (recipe, device) = (["bf16", "fp8-delayed", "fp8-row"][number % 3], ["H100", "H200"][number % 2]);
+            let name = format!("many/{recipe}-{number:02}");
+            run.write(
+                &format!("{name}/run.json"),
+                record.replace("fp8-delayed", recipe).replace("H200", device).as_bytes(),
+            );
+            run.write(&format!("{name}/metrics.jsonl"), some_steps(number).as_bytes());
+            let settings = format!("seed = {}\n[precision]\nrecipe = \"{recipe}\"\n", number % 4);
+            run.write(&format!("{name}/config.toml"), settings.as_bytes());
+        }
+        let server = monitor(&run, &["many"]);
+        paint(&browser, &server, "many", 1700, &dark);
+        paint(&browser, &server, "eight", 1700, &[]);
+        paint(&browser, &server, "narrow", 1700, &["--window-size=480,1700"]);
+    }
+}
+
+/// Returns the `metrics.jsonl` of a short run, which differs by its `number`.
+fn some_steps(number: usize) -> String {
+    let line = |step: usize| {
+        let noise = ((step * 2_654_435_761 + number * 97) % 1000) as f64 / 1000.0 - 0.5;
+        let loss =
+            2.0 + 0.01 * number as f64 + 2.5 * (-(step as f64) / (60.0 + 3.0 * number as f64)).exp() + 0.1 * noise;
+        format!(
+            "{{\"step\":{step},\"loss\":{loss},\"grad_norm\":{},\"learning_rate\":3e-4,\"tokens\":{},\"tokens_per_second\":{},\"peak_memory_bytes\":{}}}\n",
+            1.0 + noise,
+            step * 4096,
+            1e5 + 2e3 * number as f64,
+            60_000_000_000 + number * 100_000_000
+        )
+    };
+    (1..=400).map(line).collect()
 }

@@ -48,6 +48,67 @@ fn resuming_an_older_checkpoint_leaves_the_newer_ones_behind_for_good() {
 }
 
 #[test]
+fn the_folder_of_a_run_is_a_model_folder() {
+    let run = Run::new();
+    run.succeed(&train(&[], &["max_steps=2", "save_steps=1", "save_total_limit=1"]));
+    let same = |name: &str, step: u64| {
+        let inside = format!("run/checkpoints/checkpoint-{step}/{name}");
+        assert_eq!(std::fs::read(run.path("run").join(name)).unwrap(), std::fs::read(run.path(&inside)).unwrap());
+    };
+    ["config.json", "model.safetensors", "tokenizer.json"].into_iter().for_each(|name| same(name, 2));
+    assert!(!run.path("run/manifest.json").exists());
+    run.succeed(&train(&["--resume"], &["max_steps=3", "save_total_limit=1"]));
+    same("model.safetensors", 3);
+    // Commands read the checkpoint with its manifest, and a second run starts from the folder of the first.
+    let said = run.ottava(&["generate", "run", "--prompt", "line", "--max-new-tokens", "2", "--device", "cpu"]);
+    assert!(String::from_utf8_lossy(&said.stderr).contains("checkpoint-3"), "{said:?}");
+    run.succeed(&train(&[], &["max_steps=1", "model.path=run", "init=pretrained", "output_dir=second"]));
+}
+
+#[test]
+fn a_checkpoint_of_the_model_alone_is_small_and_cannot_be_resumed() {
+    let run = Run::new();
+    let only = ["max_steps=2", "save_steps=1", "save_total_limit=0", "save_only_model=true"];
+    run.succeed(&train(&[], &only));
+    assert_eq!(checkpoints(&run), ["checkpoint-1", "checkpoint-2"]);
+    let states = |step: u64| run.path(&format!("run/checkpoints/checkpoint-{step}/training/optimizer.safetensors"));
+    assert!(!states(1).exists() && !states(2).exists());
+    run.fail(&train(&["--resume"], &["max_steps=3"]), 7, &["holds the model alone", "init=pretrained"]);
+    run.succeed(&["generate", "run", "--prompt", "line", "--max-new-tokens", "2", "--device", "cpu"]);
+    run.succeed(&train(
+        &[],
+        &["max_steps=1", "model.path=run/checkpoints/checkpoint-2", "init=pretrained", "output_dir=second"],
+    ));
+    // After a signal, the run resumes as if its checkpoints held all.
+    std::fs::remove_dir_all(run.path("run")).unwrap();
+    let mut child = run.command(&train(&[], &["max_steps=100000", "save_only_model=true"])).spawn().unwrap();
+    run.wait_for_steps(&mut child, 5);
+    crate::ranks::signal("-TERM", child.id());
+    assert_eq!(child.wait().unwrap().code(), Some(75));
+    let step = metrics(&run).last().unwrap() + 1;
+    run.succeed(&train(&["--resume"], &[&format!("max_steps={step}"), "save_only_model=true"]));
+    assert!(!states(step).exists(), "the end of the run");
+    let refused = ["save_only_model=true", "alarms.loss_spike=rollback", "output_dir=other"];
+    run.fail(&train(&[], &refused), 1, &["`checkpoint.save_only_model`", "rollback"]);
+}
+
+#[test]
+fn long_steps_are_saved_by_time() {
+    let run = Run::new();
+    let saved = |settings: &[&str]| {
+        run.succeed(&train(&[], &[&["max_steps=3", "save_total_limit=0"], settings].concat()));
+        let names = checkpoints(&run);
+        std::fs::remove_dir_all(run.path("run")).unwrap();
+        names
+    };
+    // Each step takes longer than 6 microseconds.
+    assert_eq!(saved(&["save_minutes=1e-7"]), ["checkpoint-1", "checkpoint-2", "checkpoint-3"]);
+    assert_eq!(saved(&["save_minutes=0"]), ["checkpoint-3"]);
+    assert_eq!(saved(&["save_minutes=1e-7", "save_steps=end"]), ["checkpoint-3"]);
+    run.fail(&train(&[], &["save_minutes=-1"]), 1, &["`checkpoint.save_minutes` is -1; it is a number from 0 up"]);
+}
+
+#[test]
 fn a_changed_model_configuration_is_not_resumed() {
     let run = Run::new();
     run.checkpoint();

@@ -131,10 +131,22 @@ fn data_are_read_from_a_store() {
     }
     let metrics = |output: &str| std::fs::read_to_string(stored.run.path(&format!("{output}/config.toml"))).unwrap();
     assert!(metrics("a").contains("/objects/") && metrics("a").contains("0.txt"));
-    for (files, word) in [("gs://corpus/x.txt", "HMAC"), ("https://example.org/x.txt", "download the file")] {
+    for (files, word) in
+        [("gs://corpus/x.txt", "GOOGLE_APPLICATION_CREDENTIALS"), ("az://corpus/x.txt", "AZURE_STORAGE_ACCOUNT")]
+    {
         let (success, error) = train(files, "d");
         assert!(!success && error.contains(word), "{error}");
     }
+    // A single file of a web server.
+    let content = String::from_utf8(text.clone()).unwrap();
+    let server = Server::start(move |_, request| match request.target().1 {
+        "/text.txt" => reply(200, "", &content),
+        _ => reply(404, "", "none"),
+    });
+    let (success, error) = train(&server.url("/text.txt"), "f");
+    assert!(success && error.contains("text.txt: downloaded"), "{error}");
+    let (success, error) = train(&server.url("/absent.txt"), "d");
+    assert!(!success && error.contains("status 404"), "{error}");
     // A folder is read as a local folder is: its split for training, and no file that describes it.
     for (name, content) in [
         ("train/0.txt", &text[..]),

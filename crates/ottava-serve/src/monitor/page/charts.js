@@ -1,10 +1,24 @@
 // Charts of series over steps, each with a table, and maps of casts.
 /* global uPlot */
-import { colour, element, fillTable, number, runColour, spread, tell } from "./words.js";
+import { STEPS } from "./axes.js";
+import { colour, element, fillTable, number, runColour, short, spread, tell } from "./words.js";
 
 const HEIGHT = 210;
 /** Rows of the table of a chart. */
 const ROWS = 20;
+/** Runs whose values are written under the title of a chart. */
+const WRITTEN = 4;
+
+/** Joins values by run: the name of a run is written once, and `most` runs are written. `values` are `[run, words]`. */
+function byRun(values, most) {
+  const runs = new Map();
+  for (const [run, words] of values) runs.set(run, [...(runs.get(run) ?? []), words]);
+  if (runs.size === 1) return [...runs.values()][0].join("; ");
+  if (most === 0) return `${runs.size} runs; point at a step to read values`;
+  const written = [...runs].slice(0, most).map(([run, words]) => `${short(run.name)}: ${words.join(", ")}`);
+  const more = runs.size - written.length;
+  return written.join("; ") + (more > 0 ? `; and ${more} more in the table` : "");
+}
 
 /** An exponential moving mean, corrected for its start. */
 function smooth(values, weight) {
@@ -24,7 +38,7 @@ function join(parts) {
 export class Chart {
   /** `lines` are `{name, label, smooth, dash, scale}`; `options` may have `log` and `format`. */
   constructor(title, lines, options = {}) {
-    Object.assign(this, { title, lines, options, plot: null, key: "", at: null });
+    Object.assign(this, { title, lines, options, plot: null, key: "", at: null, axis: STEPS });
     this.latest = element("span", { class: "latest" });
     this.place = element("div", { class: "plot", tabindex: "0", role: "img", "aria-label": title });
     this.details = element("details", {}, element("summary", {}, `Table: ${title}`));
@@ -46,20 +60,23 @@ export class Chart {
         const series = run.series.get(line.name);
         if (!series || series.steps.length === 0) continue;
         const stroke = runColour(run.id);
-        const label = this.runs.length > 1 ? `${run.name}: ${line.label}` : line.label;
-        const part = { run, line, series, steps: series.steps, columns: [], styles: [] };
+        const { label } = line;
+        const part = { run, line, series, steps: this.axis.of(run, series.steps), columns: [], styles: [] };
         if (line.smooth && weight > 0) {
           part.columns.push(smooth(series.means, weight));
-          part.styles.push({ label, stroke, width: 2 });
-          part.columns.push(series.means);
-          part.styles.push({ label: `${label}, raw`, stroke: `${stroke}55`, width: 1 });
+          part.styles.push({ label, stroke, run, width: 2 });
+          // Beside many runs, the raw values would hide the lines.
+          if (this.runs.length <= WRITTEN) {
+            part.columns.push(series.means);
+            part.styles.push({ label: `${label}, raw`, stroke: `${stroke}55`, run, width: 1 });
+          }
         } else {
           part.columns.push(series.means);
-          part.styles.push({ label, stroke, width: line.dots ? 2 : 1.5, dash: line.dash, points: { show: Boolean(line.dots) && series.steps.length < 200, size: 6 } });
+          part.styles.push({ label, stroke, run, width: line.dots ? 2 : 1.5, dash: line.dash, points: { show: Boolean(line.dots) && series.steps.length < 200, size: 6 } });
         }
         if (series.low && this.runs.length <= 2) {
           part.columns.push(series.high, series.low);
-          part.styles.push({ label: `${label}, highest`, stroke: `${stroke}33`, width: 1 }, { label: `${label}, lowest`, stroke: `${stroke}33`, width: 1 });
+          part.styles.push({ label: `${label}, highest`, stroke: `${stroke}33`, run, width: 1 }, { label: `${label}, lowest`, stroke: `${stroke}33`, run, width: 1 });
           part.band = true;
         }
         parts.push(part);
@@ -68,9 +85,9 @@ export class Chart {
     return parts;
   }
 
-  /** Draws `runs`. Returns whether there is anything to draw. */
-  draw(runs, weight) {
-    this.runs = runs;
+  /** Draws `runs` over `axis`. Returns whether there is anything to draw. */
+  draw(runs, weight, axis) {
+    Object.assign(this, { runs, axis });
     const parts = this.parts(weight);
     this.figure.hidden = parts.length === 0;
     if (parts.length === 0) {
@@ -83,7 +100,8 @@ export class Chart {
     const styles = parts.flatMap((part) => part.styles);
     // A chart is made anew only if its lines or its place change; else only its data do.
     const width = Math.max(this.place.clientWidth, 200);
-    const key = JSON.stringify([log, styles, width, window.devicePixelRatio]);
+    const looks = styles.map(({ run, ...style }) => ({ run: run.id, ...style }));
+    const key = JSON.stringify([log, looks, width, window.devicePixelRatio, axis.name]);
     if (key !== this.key) {
       this.plot?.destroy();
       this.plot = new uPlot(this.describe(parts, styles, log, width), data, this.place);
@@ -109,8 +127,8 @@ export class Chart {
     return {
       width, height: HEIGHT, bands, legend: { show: false },
       scales: { x: { time: false }, y: { distr: log ? 3 : 1 } },
-      axes: [{ ...axis, space: 70, size: 34 }, { ...axis, size: 78, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.format(tick))) }],
-      series: [{ label: "step" }, ...styles.map((style) => ({ points: { show: false }, ...style, spanGaps: true, scale: "y" }))],
+      axes: [{ ...axis, space: 70, size: 34, values: (_, ticks) => ticks.map((tick) => this.axis.tick(tick)) }, { ...axis, size: 78, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : this.format(tick))) }],
+      series: [{ label: this.axis.name }, ...styles.map(({ run, ...style }) => ({ points: { show: false }, ...style, spanGaps: true, scale: "y" }))],
       cursor: { sync: { key: "steps", setSeries: false }, drag: { x: true, y: false } },
       hooks: { setCursor: [(plot) => this.read(plot)], setScale: [(plot, name) => name === "x" && this.note(plot)] },
     };
@@ -124,12 +142,12 @@ export class Chart {
 
   /** Says the newest values, as long as no step is pointed at. */
   say(parts) {
-    const words = parts.map(({ run, line, series }) => {
+    this.styles = parts.flatMap((part) => part.styles);
+    const values = parts.map(({ run, line, series }) => {
       const last = series.means.length - 1;
-      const name = this.runs.length > 1 ? `${run.name} ` : "";
-      return `${name}${line.label} ${this.format(series.means[last])} at step ${series.steps[last]}`;
+      return [run, `${line.label} ${this.format(series.means[last])} at step ${series.steps[last]}`];
     });
-    this.newest = words.join("; ");
+    this.newest = byRun(values, this.runs.length > WRITTEN ? 0 : WRITTEN);
     if (this.at === null) tell(this.latest, this.newest);
     this.place.setAttribute("aria-label", `${this.title}: ${this.newest}. Left and right arrows read values; a table follows.`);
   }
@@ -139,9 +157,9 @@ export class Chart {
     const place = plot.cursor.idx;
     this.at = place ?? null;
     if (this.at === null) return tell(this.latest, this.newest ?? "");
-    const values = plot.series.slice(1).map((style, i) => [style.label, plot.data[i + 1][place]]);
-    const shown = values.filter(([, value]) => value !== null && value !== undefined).map(([label, value]) => `${label} ${this.format(value)}`);
-    tell(this.latest, `step ${plot.data[0][place]}: ${shown.join("; ")}`);
+    const values = this.styles.map(({ run, label }, i) => [run, label, plot.data[i + 1]?.[place]]);
+    const shown = values.filter(([, , value]) => value !== null && value !== undefined).map(([run, label, value]) => [run, `${label} ${this.format(value)}`]);
+    tell(this.latest, `${this.axis.words(plot.data[0][place])}: ${byRun(shown, 2 * WRITTEN)}`);
   }
 
   press(event) {
@@ -197,6 +215,9 @@ export function scale() {
   });
 }
 
+/** The width in pixels of a line of a map with fewer than `WIDE` lines. */
+const [COLUMN, WIDE] = [24, 40];
+
 /** A map of the casts of a run, by layer and step. */
 export class CastMap {
   constructor(run) {
@@ -217,6 +238,8 @@ export class CastMap {
     const { layers, steps } = this.run.casts;
     const cells = this.run.casts[measure];
     [this.canvas.width, this.canvas.height] = [Math.max(steps.length, 1), Math.max(layers.length, 1)];
+    // Few lines keep the shape of a map: a column for each line.
+    this.canvas.style.width = steps.length < WIDE ? `${Math.max(steps.length, 1) * COLUMN}px` : "100%";
     this.canvas.style.height = `${Math.min(Math.max(layers.length * 12, 24), 480)}px`;
     const context = this.canvas.getContext("2d");
     cells.forEach((column, x) => layers.forEach((_, y) => {

@@ -1,11 +1,13 @@
 // Asks the server for what is new, and keeps it. Series have as many points as the server keeps, so a page that stays open does not grow.
+import { AXES } from "./axes.js";
 import { CastMap, Chart, scale } from "./charts.js";
-import { RankList, Row, completionList, eventList } from "./runs.js";
+import { Arrangement, RankList, Row, completionList, eventList } from "./runs.js";
+import { exportLine, fetchSettings, showSettings } from "./settings.js";
 import { count, duration, gib, percent, tell } from "./words.js";
 
 /** Milliseconds between two questions, while the page is seen and while it is not. */
 const [SEEN, HIDDEN] = [1000, 10000];
-/** Runs that are shown at first. */
+// Runs that are shown at first; an address that ends with #all shows all runs.
 const SHOWN = 8;
 
 const at = (id) => document.getElementById(id);
@@ -21,6 +23,8 @@ const charts = [
   new Chart("Learning rate", [{ name: "learning_rate", label: "rate" }]),
   new Chart("Tokens per second", [{ name: "tokens_per_second", label: "tokens/s", smooth: true }], { format: count }),
   new Chart("Model FLOP utilisation, of the BF16 peak", [{ name: "mfu", label: "MFU", smooth: true }], { format: percent }),
+  new Chart("GPU power (watts)", [{ name: "gpu_power_watts", label: "power", smooth: true }]),
+  new Chart("GPU load", [{ name: "gpu_utilization", label: "load", smooth: true }], { format: percent }),
   new Chart("Memory", [{ name: "peak_memory_bytes", label: "used" }, { name: "planned", label: "planned", dash: [4, 4] }], { format: gib }),
   new Chart("FP8 elements saturated", [{ name: "fp8_saturated", label: "share", smooth: true }]),
   new Chart("FP8 elements underflowed", [{ name: "fp8_underflowed", label: "share", smooth: true }]),
@@ -30,6 +34,7 @@ const charts = [
 const charted = new Set(charts.flatMap((chart) => chart.lines.map((line) => line.name)).concat("tokens"));
 const more = new Map();
 const shown = () => [...runs.values()].filter((run) => run.shown);
+const arrangement = new Arrangement(at("runs").tHead.rows[0], at("runs").tBodies[0], arrange);
 at("charts").append(...charts.map((chart) => chart.figure));
 at("scale").append(...scale());
 
@@ -63,18 +68,32 @@ function take(run, changes) {
 }
 
 function newRun(summary) {
-  const run = { id: summary.id, name: summary.name, shown: summary.id < SHOWN, summary, since: 0 };
+  const run = { id: summary.id, name: summary.name, shown: summary.id < SHOWN || location.hash === "#all", summary, since: 0 };
   forget(run);
-  run.row = new Row(run, (on) => {
-    run.shown = on;
-    if (!on) forget(run);
-    draw();
-    showEvents();
-    ask();
-  });
-  [run.map, run.ranks] = [new CastMap(run), new RankList(run)];
-  at("runs").tBodies[0].append(run.row.row);
+  run.row = new Row(run, (on) => choose((other) => (other === run ? on : other.shown)));
+  [run.map, run.ranks, run.exported] = [new CastMap(run), new RankList(run), exportLine(run)];
   return run;
+}
+
+/** Shows the runs for which `isShown` is true. */
+function choose(isShown) {
+  for (const run of runs.values()) {
+    const on = isShown(run);
+    if (run.shown && !on) forget(run);
+    run.shown = on;
+    run.row.update();
+  }
+  draw();
+  showEvents();
+  ask();
+}
+
+function arrange() {
+  arrangement.arrange([...runs.values()], at("search").value, at("group").value);
+}
+
+function drawSettings() {
+  showSettings(at("settings"), shown(), at("different").checked, at("keys").value);
 }
 
 /** Drops what the page has of a run; the server sends all again when it is asked to. */
@@ -83,8 +102,8 @@ function forget(run) {
 }
 
 function draw() {
-  const [list, weight] = [shown(), Number(at("smoothing").value)];
-  charts.forEach((chart) => chart.draw(list, weight));
+  const [list, weight, axis] = [shown(), Number(at("smoothing").value), AXES[at("axis").value]];
+  charts.forEach((chart) => chart.draw(list, weight, axis));
   const others = new Set(list.flatMap((run) => [...run.series.keys()].filter((name) => !charted.has(name))));
   at("more").hidden = others.size === 0;
   if (at("more").open) {
@@ -94,7 +113,7 @@ function draw() {
         at("more-charts").append(more.get(name).figure);
       }
     }
-    more.forEach((chart) => chart.draw(list, weight));
+    more.forEach((chart) => chart.draw(list, weight, axis));
   }
   const measure = document.querySelector("input[name=measure]:checked").value;
   const mapped = list.filter((run) => run.casts.steps.length > 0);
@@ -102,6 +121,9 @@ function draw() {
   place(at("maps"), mapped.map((run) => run.map.figure), "No run that is shown has recorded its casts (logging.cast_statistics_steps, and an FP8 recipe).");
   place(at("ranks"), list.map((run) => run.ranks.place), "No run is shown.");
   list.forEach((run) => run.ranks.update());
+  list.forEach((run) => fetchSettings(run, drawSettings));
+  drawSettings();
+  place(at("export"), list.map((run) => run.exported), "No run is shown.");
 }
 
 /** Puts `parts` into `target` where they are others than those that it has, or `words` if there are none. */
@@ -138,6 +160,8 @@ function show(answer, asked) {
     }
     run.row.update();
   }
+  arrange();
+  at("choice").hidden = runs.size < 2;
   at("no-runs").hidden = runs.size > 0;
   at("runs").hidden = runs.size === 0;
   const problems = answer.runs.flatMap((run) => run.problems.map((text) => `${run.name}: ${text}`));
@@ -183,6 +207,16 @@ at("smoothing").addEventListener("input", () => {
   draw();
 });
 at("logarithmic").addEventListener("change", draw);
+at("axis").addEventListener("change", draw);
+at("search").addEventListener("input", arrange);
+at("group").addEventListener("change", arrange);
+at("different").addEventListener("change", drawSettings);
+at("keys").addEventListener("input", drawSettings);
+at("only").addEventListener("click", () => {
+  const found = new Set(arrangement.found([...runs.values()], at("search").value));
+  choose((run) => found.has(run));
+});
+at("none").addEventListener("click", () => choose(() => false));
 at("more").addEventListener("toggle", draw);
 document.querySelectorAll("input[name=measure]").forEach((input) => input.addEventListener("change", draw));
 document.addEventListener("visibilitychange", () => document.hidden || ask());

@@ -1,5 +1,5 @@
 // The table of runs, their events and their ranks.
-import { count, duration, element, gib, number, percent, tell } from "./words.js";
+import { count, duration, element, gib, number, percent, runColour, short, tell } from "./words.js";
 
 /** States in words. */
 const STATES = {
@@ -12,6 +12,75 @@ function left(run) {
   const { record, step, latest } = run.summary;
   if (!record?.max_steps || run.summary.state !== "running" || !latest.tokens_per_second) return undefined;
   return ((record.max_steps - step) * record.tokens_per_step) / latest.tokens_per_second;
+}
+
+/** The columns of the table, each with the value that sorts its rows. */
+const COLUMNS = [
+  ["Run", (run) => run.name], ["State", (run) => run.summary.state], ["Step", (run) => run.summary.step], ["Left", left],
+  ["Loss", (run) => run.summary.latest.loss], ["Evaluation", (run) => run.summary.latest.eval_loss], ["Tokens/s", (run) => run.summary.latest.tokens_per_second],
+  ["MFU", (run) => run.summary.latest.mfu], ["Memory used / planned", (run) => run.summary.latest.peak_memory_bytes],
+  ["Alarms", (run) => run.summary.events.reduce((sum, some) => sum + some, 0)], ["Recipe, device", (run) => run.summary.record?.recipe],
+];
+
+/** The values that rows can be grouped by. */
+const GROUPS = {
+  recipe: (run) => run.summary.record?.recipe ?? "no recipe known",
+  device: (run) => run.summary.record?.device ?? "no device known",
+  state: (run) => STATES[run.summary.state] ?? run.summary.state,
+};
+
+/** Orders two values; what is missing comes last. */
+function order(a, b) {
+  const missing = [a, b].map((value) => value === undefined || value === null);
+  if (missing[0] || missing[1]) return missing[0] - missing[1];
+  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+}
+
+/** The order, the groups and the search of the table of runs. */
+export class Arrangement {
+  constructor(head, body, changed) {
+    Object.assign(this, { body, column: null, down: false, key: "" });
+    this.heads = COLUMNS.map(([name], column) => {
+      const button = element("button", { type: "button" }, name);
+      button.addEventListener("click", () => {
+        [this.down, this.column] = [this.column === column && !this.down, column];
+        changed();
+      });
+      return element("th", { scope: "col" }, button);
+    });
+    head.replaceChildren(...this.heads);
+  }
+
+  /** The runs whose words contain those of `search`. */
+  found(runs, search) {
+    const words = search.toLowerCase().split(" ").filter(Boolean);
+    return runs.filter((run) => {
+      const text = [run.name, run.summary.folder, run.summary.state, run.summary.record?.recipe, run.summary.record?.device].join(" ").toLowerCase();
+      return words.every((word) => text.includes(word));
+    });
+  }
+
+  /** Puts the rows of `runs` in order; moves them only if the order changes, so that the focus stays. */
+  arrange(runs, search, group) {
+    const list = this.found(runs, search);
+    if (this.column !== null) {
+      const value = COLUMNS[this.column][1];
+      list.sort((a, b) => order(value(a), value(b)) * (this.down ? -1 : 1) || a.id - b.id);
+    }
+    const named = GROUPS[group];
+    if (named) list.sort((a, b) => order(named(a), named(b)));
+    this.heads.forEach((head, column) => head.setAttribute("aria-sort", column === this.column ? (this.down ? "descending" : "ascending") : "none"));
+    const rows = list.flatMap((run, place) => {
+      const starts = named && (place === 0 || named(list[place - 1]) !== named(run));
+      const count = named && list.filter((other) => named(other) === named(run)).length;
+      return starts ? [`${named(run)}: ${count} ${count === 1 ? "run" : "runs"}`, run] : [run];
+    });
+    const key = JSON.stringify(rows.map((row) => (typeof row === "string" ? row : row.id)));
+    if (key === this.key) return;
+    this.key = key;
+    const head = (text) => element("tr", { class: "group" }, element("th", { scope: "rowgroup", colspan: COLUMNS.length }, text));
+    this.body.replaceChildren(...rows.map((row) => (typeof row === "string" ? head(row) : row.row.row)));
+  }
 }
 
 /** The cells of a run, in the order of the head of the table. */
@@ -33,7 +102,6 @@ export class Row {
     this.box.checked = run.shown;
     this.box.addEventListener("change", () => toggled(this.box.checked));
     this.swatch = element("span", { class: "swatch", "aria-hidden": "true" });
-    this.swatch.style.background = `var(--run-${run.id % 8})`;
     this.name = element("span");
     const label = element("label", { for: `show-${run.id}` }, this.swatch, this.name);
     this.state = element("span", { class: "state" });
@@ -44,7 +112,9 @@ export class Row {
 
   update() {
     const { state, detail } = this.run.summary;
-    tell(this.name, this.run.name);
+    tell(this.name, short(this.run.name, 40));
+    this.swatch.style.background = runColour(this.run.id);
+    this.box.checked = this.run.shown;
     this.row.title = this.run.summary.folder;
     this.state.className = `state ${state}`;
     tell(this.state, STATES[state] ?? state);
@@ -73,7 +143,7 @@ export function completionList(runs) {
       element("tr", {}, element("td", { class: "number" }, String(step)), element("td", { class: "number" }, number(reward)), element("td", { class: "text" }, prompt), element("td", { class: "text" }, completion)));
     const head = element("thead", {}, element("tr", {}, ...["Step", "Reward", "Prompt", "Completion"].map((text) => element("th", { scope: "col" }, text))));
     const made = element("table", {}, element("caption", { class: "hint" }, run.name), head, element("tbody", {}, ...rows));
-    return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `Completions of ${run.name}` }, made);
+    return element("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `Samples and completions of ${run.name}` }, made);
   });
 }
 

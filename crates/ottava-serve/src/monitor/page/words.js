@@ -53,8 +53,32 @@ export function tell(target, text) {
 /** The value of a colour of the style sheet. */
 export const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** The colour of a run. */
-export const runColour = (id) => colour(`run-${id % 8}`);
+/** The number of colours in the style sheet. */
+const NAMED = 8;
+
+/** A colour of the circle of hues, as #rrggbb. */
+function fromHue(hue, lightness) {
+  const reach = 0.85 * Math.min(lightness, 1 - lightness);
+  const part = (offset) => {
+    const place = (offset + hue / 30) % 12;
+    const value = lightness - reach * Math.max(-1, Math.min(place - 3, 9 - place, 1));
+    return Math.round(255 * value).toString(16).padStart(2, "0");
+  };
+  return `#${part(0)}${part(8)}${part(4)}`;
+}
+
+/** The colour of a run. After the colours of the style sheet, hues follow that are far from the hues before them. */
+export function runColour(id) {
+  if (id < NAMED) return colour(`run-${id}`);
+  const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const shade = [0, -0.1, 0.1][id % 3];
+  return fromHue((20 + 137.508 * id) % 360, (isDark ? 0.62 : 0.38) + shade);
+}
+
+/** A name of at most `most` letters, without its middle. */
+export function short(name, most = 28) {
+  return name.length <= most ? name : `${name.slice(0, most / 2)}…${name.slice(name.length - most / 2 + 1)}`;
+}
 
 /** Shows a table in `place`: the one that is there gets new cells, so that focus and scrolling stay. The first column names the row. */
 export function fillTable(place, caption, heads, rows) {

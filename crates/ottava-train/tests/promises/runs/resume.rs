@@ -99,7 +99,8 @@ pub fn metrics(run: &Path) -> Vec<serde_json::Value> {
         .map(|line| {
             let mut value: serde_json::Value = serde_json::from_str(line).unwrap();
             let object = value.as_object_mut().unwrap();
-            let of_time = ["tokens_per_second", "mfu", "peak_memory_bytes", "time"];
+            let of_time =
+                ["tokens_per_second", "mfu", "peak_memory_bytes", "gpu_power_watts", "gpu_utilization", "time"];
             object.retain(|key, _| !of_time.contains(&key.as_str()) && !key.starts_with("timing_s/"));
             value
         })
