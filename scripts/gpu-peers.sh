@@ -49,7 +49,7 @@ for part in ${parts[*]}; do
         peer decode --batches 16,64 --compile
         ;;
     qlora)
-        "$ottava" bench train --model llama-2-70b --recipes bf16 --micro-batch 1 --max-length 2048 --set lora.r=16 --set lora.load_in_4bit=true \
+        "$ottava" bench train --model configs/models/llama-2-70b.json --recipes bf16 --micro-batch 1 --max-length 2048 --set lora.r=16 --set lora.load_in_4bit=true \
             --set recompute=full --steps 5 2>&1
         peer qlora --steps 5
         ;;

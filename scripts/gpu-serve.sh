@@ -19,7 +19,7 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 model=${MODEL:-}
 if [ -z "$model" ]; then
     model=$(mktemp -d)
-    python3 scripts/make_random_llama.py "$model" data/tokenizer
+    python3 scripts/make_random_llama.py "$model"
 fi
 
 # load NAME ARGUMENT...: writes NAME.json, and prints its rates

@@ -1,26 +1,26 @@
-"""Writes a model folder with the shape of Llama-3-8B and random weights in BF16, and the tokenizer of another folder.
+"""Writes a model folder with the shape of Llama-3-8B, random weights in BF16, and a tokenizer whose tokens are numbered words.
 
-usage: make_random_llama.py FOLDER TOKENIZER_FOLDER
+usage: make_random_llama.py FOLDER
 """
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-folder, tokenizer = map(Path, sys.argv[1:])
+folder = Path(sys.argv[1])
 config = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 4096, "intermediate_size": 14_336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 8192, "rope_theta": 500_000.0,
     "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }
 (folder / "config.json").write_text(json.dumps(config))
-for name in ("tokenizer.json", "tokenizer_config.json"):
-    if (tokenizer / name).exists():
-        shutil.copy(tokenizer / name, folder / name)
+# Each token has a text, so a server streams each of them.
+tokens = {f"{number} ": number for number in range(config["vocab_size"])}
+model = {"type": "BPE", "vocab": tokens, "merges": []}
+(folder / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(1)
 C, H, KV = config["hidden_size"], config["intermediate_size"], 1024

@@ -55,8 +55,12 @@ fn packed_sequences_get_what_others_get() {
                 assert_eq!(packed, padded, "{name:?}");
                 continue;
             }
-            // A BF16 number has 8 bits, and in FP8 a value near the middle of two codes may take the other code.
-            let bound = if name == RecipeName::Fp32 { 1e-5 } else { 0.02 };
+            // A BF16 number has 8 bits. In FP8, a value near the middle of two codes may take the other code, 1/16 away; an H200 differs by 0.042.
+            let bound = match name {
+                RecipeName::Fp32 => 1e-5,
+                RecipeName::Bf16 => 0.02,
+                _ => 0.08,
+            };
             for (packed, padded) in packed.iter().zip(&padded) {
                 let norm: f32 = padded.iter().map(|x| x * x).sum();
                 let apart: f32 = packed.iter().zip(padded).map(|(a, b)| (a - b) * (a - b)).sum();
