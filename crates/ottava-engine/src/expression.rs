@@ -46,8 +46,21 @@ pub fn class_of(letter: char, is_negated: bool) -> Option<String> {
     Some(if is_capital { format!("[^{set}]") } else { format!("[{set}]") })
 }
 
+/// Returns a class that is not negated in which `\s` and `\S` are exact complements if it has both, so that `[\s\S]` is any character. The entries of
+/// the class are in the notation of [`class_of`] and [`escaped`].
+pub fn completed(mut class: String) -> String {
+    for (letter, inside, _) in CLASSES {
+        let of = |letter| class_of(letter, false).expect("the letter names a class");
+        if class.contains(&of(*letter)) {
+            class = class.replace(&of(letter.to_ascii_uppercase()), &format!("[^{inside}]"));
+        }
+    }
+    class
+}
+
 /// Translates an expression into the syntax of the crate regex. Errors with the reason and the place if the expression has something that cannot be
-/// enforced while a text is generated: assertions about the text around a place, references to groups, and escapes that do not exist.
+/// enforced while a text is generated: assertions about the text around a place, groups and quantifiers without backtracking, references to groups, and
+/// escapes that do not exist.
 pub fn translate(expression: &str) -> Result<String, String> {
     Reader::new(expression, false).translate()
 }
@@ -57,11 +70,12 @@ pub fn translate(expression: &str) -> Result<String, String> {
 pub struct Pattern {
     /// The pattern in the syntax of the crate regex.
     pub text: String,
-    /// Whether assertions are left out, so that texts may not match the pattern of the schema.
+    /// Whether something is left out, so that texts may not match the pattern of the schema.
     pub is_weaker: bool,
 }
 
-/// Translates the `pattern` of a JSON schema, as [`Grammars::json`](crate::Grammars::json) reads it. Assertions, such as `(?!…)` and `\b`, are left out.
+/// Translates the `pattern` of a JSON schema, as [`Grammars::json`](crate::Grammars::json) reads it. Assertions, such as `(?!…)` and `\b`, are left out, and
+/// `(?>…)` and `a++` become groups and quantifiers with backtracking.
 /// Errors with the reason and the place if the pattern has a reference to a group, or cannot be read.
 pub fn pattern(expression: &str) -> Result<Pattern, String> {
     let mut reader = Reader::new(expression, true);
@@ -73,7 +87,7 @@ struct Reader<'a> {
     chars: Peekable<Chars<'a>>,
     /// The number of characters that were read.
     at: usize,
-    /// Whether assertions are left out, or are errors.
+    /// Whether assertions, and groups and quantifiers without backtracking, are left out, or are errors.
     leaves_out: bool,
     has_left_out: bool,
 }
@@ -100,9 +114,23 @@ impl Reader<'_> {
             },
             '[' => self.class()?,
             '(' => self.group()?,
-            '{' => self.braces(),
+            '{' => match self.repetition() {
+                Some(repetition) => self.quantifier(repetition)?,
+                // A brace that begins no repetition is a character.
+                None => escaped('{'),
+            },
+            '*' | '+' | '?' => self.quantifier(c.into())?,
             c => c.into(),
         })
+    }
+
+    /// Reads what makes a quantifier possessive. Such a quantifier has fewer texts.
+    fn quantifier(&mut self, text: String) -> Result<String, String> {
+        if self.chars.next_if_eq(&'+').is_some() {
+            self.at += 1;
+            self.leave_out("possessive quantifiers")?;
+        }
+        Ok(text)
     }
 
     fn next(&mut self) -> Option<char> {
@@ -141,6 +169,9 @@ impl Reader<'_> {
             'v' => '\u{b}',
             'a' => '\u{7}',
             'e' => '\u{1b}',
+            '0' if self.chars.peek().is_some_and(char::is_ascii_digit) => {
+                return Err(self.wrong("octal codes are not implemented; write `\\x` and two digits"));
+            }
             '0' => '\0',
             'x' => self.code(2)?,
             'u' => self.code(4)?,
@@ -150,10 +181,10 @@ impl Reader<'_> {
                 None => return Err(self.wrong("`\\c` is followed by a letter")),
             },
             'p' | 'P' => return Ok(Item::Set(self.property(c))),
-            // The text matches as a whole, so its beginning and its end are where they have to be.
+            // The whole text must match, so `\A` and `\z` hold at its ends.
             'A' => return Ok(Item::Set("\\A".into())),
             'z' | 'Z' => return Ok(Item::Set("\\z".into())),
-            'b' | 'B' => return self.assertion("boundaries of words").map(Item::Set),
+            'b' | 'B' => return self.leave_out("boundaries of words").map(|()| Item::Set("(?:)".into())),
             '1'..='9' | 'k' => {
                 return Err(self.wrong("references to groups are not implemented; write the group again"));
             }
@@ -189,11 +220,11 @@ impl Reader<'_> {
         text
     }
 
-    /// Returns what stands for an assertion. Errors if assertions are not left out.
-    fn assertion(&mut self, are: &str) -> Result<String, String> {
+    /// Notes that something is left out. Errors if it must not be left out.
+    fn leave_out(&mut self, are: &str) -> Result<(), String> {
         self.has_left_out = true;
         match self.leaves_out {
-            true => Ok("(?:)".into()),
+            true => Ok(()),
             false => Err(self.wrong(&format!("{are} are not implemented; leave them out"))),
         }
     }
@@ -202,7 +233,7 @@ impl Reader<'_> {
     fn group(&mut self) -> Result<String, String> {
         const ASSERTIONS: &[&str] = &["?=", "?!", "?<=", "?<!"];
         if ASSERTIONS.iter().any(|start| self.starts_with(start)) {
-            let nothing = self.assertion("assertions about the text before or after a place")?;
+            self.leave_out("assertions about the text before or after a place")?;
             // Brackets are counted without recursion, because clients choose their depth.
             let mut open = 1;
             while let Some(c) = self.next() {
@@ -210,7 +241,7 @@ impl Reader<'_> {
                     '\\' => self.skip(1),
                     '[' => drop(self.class()?),
                     '(' => open += 1,
-                    ')' if open == 1 => return Ok(nothing),
+                    ')' if open == 1 => return Ok("(?:)".into()),
                     ')' => open -= 1,
                     _ => {}
                 }
@@ -220,16 +251,16 @@ impl Reader<'_> {
         if self.starts_with("?P=") {
             return Err(self.wrong("references to groups are not implemented; write the group again"));
         }
-        // A group without backtracking has the same texts here.
         if self.starts_with("?>") {
+            self.leave_out("groups without backtracking")?;
             self.skip(2);
             return Ok("(?:".into());
         }
         Ok("(".into())
     }
 
-    /// Reads a repetition after its brace. A brace that begins no repetition is a character.
-    fn braces(&mut self) -> String {
+    /// Reads a repetition after its brace; `None` if the brace begins no repetition.
+    fn repetition(&mut self) -> Option<String> {
         let inside: String = self.chars.clone().take_while(|&c| c.is_ascii_digit() || c == ',').collect();
         let is_closed = self.chars.clone().nth(inside.len()) == Some('}');
         let is_number = |text: &str| !text.is_empty() && !text.contains(',');
@@ -239,13 +270,9 @@ impl Reader<'_> {
             Some((least, "")) => is_number(least).then(|| format!("{{{least},}}")),
             Some((least, most)) => (is_number(least) && is_number(most)).then(|| format!("{{{least},{most}}}")),
         };
-        match repetition.filter(|_| is_closed) {
-            Some(repetition) => {
-                self.skip(inside.len() + 1);
-                repetition
-            }
-            None => escaped('{'),
-        }
+        let repetition = repetition.filter(|_| is_closed)?;
+        self.skip(inside.len() + 1);
+        Some(repetition)
     }
 
     /// Reads a class after its bracket.
@@ -281,7 +308,7 @@ impl Reader<'_> {
             }
         }
         text.push(']');
-        Ok(text)
+        Ok(if is_negated { text } else { completed(text) })
     }
 
     /// Reads an entry of a class that begins with `c`.
@@ -298,7 +325,13 @@ impl Reader<'_> {
                 self.at += 1;
                 Ok(Item::Char('\u{8}'))
             }
-            '\\' => self.escape(is_negated),
+            '\\' => match self.chars.peek() {
+                Some(place @ ('A' | 'B' | 'Z' | 'z')) => {
+                    let reason = format!("`\\{place}` is no character, so a class cannot have it");
+                    Err(self.wrong(&reason))
+                }
+                _ => self.escape(is_negated),
+            },
             c => Ok(Item::Char(c)),
         }
     }
@@ -335,11 +368,17 @@ mod tests {
             (r"a[^]", "a(?s:.)"),
             (r"\<\é\/\x41\u00e4\u{1f600}\cA\0\e[\b]", r"\x{3c}\x{e9}\x{2f}A\x{e4}\x{1f600}\x{1}\x{0}\x{1b}[\x{8}]"),
             (r"a{,3}b{2}c{2,}d{e{,}", r"a{0,3}b{2}c{2,}d\x{7b}e\x{7b},}"),
-            (r"\p{L}\pN(?>a)(?P<n>b)(?i:c)\Z", r"\p{L}\pN(?:a)(?P<n>b)(?i:c)\z"),
+            (r"\p{L}\pN(?P<n>b)(?i:c)\Z", r"\p{L}\pN(?P<n>b)(?i:c)\z"),
+            (r"[\s\S][\S\s]", r"[[\x{9}-\x{d}\x{20}][^\x{9}-\x{d}\x{20}]][[^\x{9}-\x{d}\x{20}][\x{9}-\x{d}\x{20}]]"),
+            (r"[\d\D][\w\W]", "[[0-9][^0-9]][[0-9A-Za-z_][^0-9A-Za-z_]]"),
+            (r"\++a{2}?b{+", r"\x{2b}+a{2}?b\x{7b}+"),
             ("", ""),
         ] {
             assert_eq!(translate(text).as_deref(), Ok(expected), "{text}");
         }
+        // No character is in both, so no character is in neither.
+        let none = translate(r"[^\s\S]").unwrap();
+        assert!(none.starts_with("[^[\\x{9}-\\x{d}\\x{1c}-") && none.ends_with("[^\\x{9}-\\x{d}\\x{20}]]"), "{none}");
         // White space of ASCII is in `\s`, and white space of Unicode is not in `\S`.
         for (text, has_unicode) in [(r"\s", false), (r"[^\S]", false), (r"\S", true), (r"[^\s]", true)] {
             assert_eq!(translate(text).unwrap().contains("\\x{3000}"), has_unicode, "{text}");
@@ -352,6 +391,8 @@ mod tests {
         for (text, expected) in [
             (r"^(?!^[-+.]*$)[+-]?\d$", r"^(?:)[\x{2b}\x{2d}]?[0-9]$"),
             (r"a(?=(b[)](?:c)|\)(?<!d)))e\bf", r"a(?:)e(?:)f"),
+            (r"(?>a|ab)c", "(?:a|ab)c"),
+            (r"a++b*+c?+d{2}+e", "a+b*c?d{2}e"),
         ] {
             assert_eq!(pattern(text), Ok(Pattern { text: expected.into(), is_weaker: true }), "{text}");
         }
@@ -375,6 +416,14 @@ mod tests {
             (r"a[bc", "at character 2: a class has no `]`"),
             (r"[]", "at character 1: a class has no `]`"),
             (r"[b-a]", "at character 4: a range begins"),
+            (r"(?>a)", "at character 1: groups without backtracking"),
+            (r"a++", "at character 3: possessive quantifiers"),
+            (r"a{1,2}+", "at character 7: possessive quantifiers"),
+            (r"[\B]", r"at character 2: `\B` is no character"),
+            (r"[^a-\A]", r"at character 5: `\A` is no character"),
+            (r"[\Z]", r"at character 2: `\Z` is no character"),
+            (r"\01", "at character 2: octal codes"),
+            (r"[\07]", "at character 3: octal codes"),
             (r"\c1", r"at character 3: `\c` is followed"),
         ] {
             let error = translate(text).unwrap_err();

@@ -4,7 +4,7 @@
 //! Such a grammar has no separate lexer: it reads character by character. llguidance's Lark notation reads lexemes, and a longer lexeme wins over a
 //! shorter one, so each character becomes a lexeme of its own. A grammar without recursion becomes one regular expression, which is faster.
 
-use crate::expression::{class_of, escaped, literal};
+use crate::expression::{class_of, completed, escaped, literal};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The maximum depth of groups, and the maximum number of repetitions.
@@ -447,7 +447,7 @@ impl Parser {
             }
         }
         self.at += 1;
-        Ok(Node::Class(inside))
+        Ok(Node::Class(if empty > 0 { inside } else { completed(inside) }))
     }
 
     /// Reads a character of a text or of a class.

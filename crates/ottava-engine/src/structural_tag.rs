@@ -175,7 +175,8 @@ fn slashed(expression: &str) -> String {
     text + ")/"
 }
 
-/// Errors if free text of a format may not contain a text that could be in it. A text that contains the end of the tag cannot be in it.
+/// Errors if free text of a format may not contain a text that could be in it: `excludes` may contain only texts that include the `end` of the enclosing
+/// tag.
 fn expect_no_excludes(format: &Value, end: End) -> Result<(), String> {
     let ends = if let End::Texts(ends) = end { ends } else { &[] };
     let cannot_be = |text: &Value| text.as_str().is_some_and(|text| ends.iter().any(|end| text.contains(end)));
@@ -304,7 +305,7 @@ impl Rules<'_> {
                 let parts = list(format, "elements")?.iter().map(|part| self.format(part, depth + 1, end));
                 parts.collect::<Result<Vec<_>, _>>()?.join(" | ")
             }
-            // What an optional format ends with is also the end of free text within it.
+            // Free text inside `optional` ends at the end of the enclosing tag.
             "optional" => format!("{} | {}", self.format(&format["content"], depth + 1, end)?, end.alone()),
             "tag" => format!("{} {}", quoted(text(format, "begin")?), self.inside(format, depth, end)?),
             "tags_with_separator" => end.after(&self.separated(format, depth)?),

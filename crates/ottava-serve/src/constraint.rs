@@ -8,6 +8,7 @@ use crate::error::{ApiError, Result};
 use crate::preparing::beside;
 use crate::served::Served;
 use crate::tolerance::Tolerance;
+use ottava_data::parse_json;
 use ottava_engine::Grammar;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
@@ -175,7 +176,7 @@ fn by_kind(kind: &str, value: &Value) -> Option<Constraint> {
     match (kind, value) {
         ("json", Value::Object(_)) => Some(Constraint::Json(value.clone())),
         // The schema may also be given as a text.
-        ("json", Value::String(text)) => serde_json::from_str(text).ok().filter(Value::is_object).map(Constraint::Json),
+        ("json", Value::String(text)) => parse_json(text).ok().filter(Value::is_object).map(Constraint::Json),
         ("regex", Value::String(expression)) => Some(Constraint::Regex(expression.clone())),
         ("choice", Value::Array(texts)) => {
             texts.iter().map(|text| Some(text.as_str()?.to_string())).collect::<Option<_>>().map(Constraint::Choice)
@@ -183,7 +184,7 @@ fn by_kind(kind: &str, value: &Value) -> Option<Constraint> {
         ("grammar", Value::String(rules)) => Some(Constraint::Rules(rules.clone())),
         ("structural_tag", Value::Object(_)) => Some(Constraint::StructuralTag(value.clone())),
         ("structural_tag", Value::String(text)) => {
-            serde_json::from_str(text).ok().filter(Value::is_object).map(Constraint::StructuralTag)
+            parse_json(text).ok().filter(Value::is_object).map(Constraint::StructuralTag)
         }
         ("json_object", Value::Bool(true)) => Some(any_object()),
         _ => None,

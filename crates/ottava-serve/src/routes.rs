@@ -256,8 +256,8 @@ async fn post_detokenize(State(served): State<Arc<Served>>, request: Request) ->
     Ok(json_body(&tokens::detokenize(&served, &accepted.body)?).into_response())
 }
 
-async fn tokenizer_info(State(served): State<Arc<Served>>) -> Response {
-    json_body(&tokens::tokenizer_info(&served)).into_response()
+async fn tokenizer_info(State(served): State<Arc<Served>>) -> Result<Response> {
+    Ok(json_body(tokens::tokenizer_info(&served)?).into_response())
 }
 
 async fn post_load_adapter(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {

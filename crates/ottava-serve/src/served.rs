@@ -90,6 +90,8 @@ pub struct Served {
     pub max_model_len: usize,
     /// The tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
+    /// The answer of `/tokenizer_info`, from the first request on.
+    pub tokenizer_info: OnceLock<Result<Value>>,
     /// Compiles constraints of texts.
     pub grammars: Arc<LazyGrammars>,
     /// The engine.

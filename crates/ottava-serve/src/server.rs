@@ -19,8 +19,8 @@ use ottava_common::{Error, interrupt, limits};
 use ottava_data::{ChatTemplate, Tokenizer};
 use ottava_engine::{AdapterId, Pooling, Sampling};
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The interval between checks for a stop.
@@ -141,6 +141,7 @@ pub fn served(options: &Options, address: SocketAddr, worker: &Worker, model: Mo
         open_adapters: model.open_adapters,
         max_model_len: model.max_model_len,
         tokenizer: tokenizer.clone(),
+        tokenizer_info: OnceLock::new(),
         template: model.template.map(Arc::new),
         tool_call_parser: model.tool_call_parser,
         reasoning_parser: model.reasoning_parser,

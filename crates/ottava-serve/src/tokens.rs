@@ -8,6 +8,7 @@ use crate::served::{PromptOptions, Served};
 use ottava_common::input;
 use ottava_data::parse_json;
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 
 /// The fields of `/tokenize`: a text or a conversation.
 pub const TOKENIZE: &[&str] = &[
@@ -59,19 +60,37 @@ pub async fn tokenize(served: &Served, body: &mut Body) -> Result<Value> {
     }))
 }
 
-/// The content of `tokenizer_config.json`, with the chat template. Clients such as lm-eval read special tokens and the template here.
-pub fn tokenizer_info(served: &Served) -> Value {
+/// The content of `tokenizer_config.json`, with the chat template. Clients such as lm-eval read special tokens and the template here. Errors if the file
+/// cannot be read. The first call reads it.
+pub fn tokenizer_info(served: &Served) -> Result<&Value> {
+    served.tokenizer_info.get_or_init(|| read_info(served)).as_ref().map_err(Clone::clone)
+}
+
+fn read_info(served: &Served) -> Result<Value> {
     let path = served.tokenizer.path().with_file_name("tokenizer_config.json");
-    // Some tokenizers have no such file.
-    let text = input::read_text(&path, MOST_CONFIG_BYTES).unwrap_or_default();
-    let mut info = parse_json(&text).ok().filter(Value::is_object).unwrap_or_else(|| json!({}));
+    // Clients must not see the path.
+    let failed = |reason: String| {
+        tracing::warn!("{} cannot be read: {reason}", path.display());
+        ApiError::internal(
+            "the `tokenizer_config.json` of the model cannot be read; the log of the server has the reason",
+        )
+    };
+    let mut info = match input::read_text(&path, MOST_CONFIG_BYTES) {
+        Ok(text) => parse_json(&text).map_err(failed)?,
+        // Some tokenizers have no such file.
+        Err(error) if error.kind() == ErrorKind::NotFound => json!({}),
+        Err(error) => return Err(failed(error.to_string())),
+    };
+    if !info.is_object() {
+        return Err(failed("it is no JSON object".into()));
+    }
     if info["tokenizer_class"].is_null() {
         info["tokenizer_class"] = "PreTrainedTokenizerFast".into();
     }
     if let Some(template) = &served.template {
         info["chat_template"] = template.source().into();
     }
-    info
+    Ok(info)
 }
 
 /// The text of tokens, with special ones.

@@ -27,12 +27,15 @@ impl Tolerance {
     ///
     /// Errors if the server is strict.
     pub fn ignore(&self, name: &str, is_such: &str) -> Result<()> {
-        let name: String = name.chars().filter(|c| !c.is_control()).take(MOST_BYTES).collect();
+        self.ignore_part(name, is_such).map_err(|error| error.within(&shown(name)))
+    }
+
+    /// Ignores a part of a field, such as a keyword of a schema, as [`Self::ignore`] does. An error names no field.
+    pub fn ignore_part(&self, name: &str, is_such: &str) -> Result<()> {
+        let name = shown(name);
         if self.is_strict {
-            return Err(ApiError::field(
-                &name,
-                format!("`{name}` {is_such}; leave it out, or start the server without --strict"),
-            ));
+            let message = format!("`{name}` {is_such}; leave it out, or start the server without --strict");
+            return Err(ApiError::invalid(message));
         }
         let mut logged = self.logged.lock().expect("no thread panics with it");
         if logged.len() < MOST_NAMES && logged.insert(name.clone()) {
@@ -40,4 +43,9 @@ impl Tolerance {
         }
         Ok(())
     }
+}
+
+/// A name as it is logged.
+fn shown(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(MOST_BYTES).collect()
 }

@@ -16,10 +16,15 @@ pub struct Truncation {
 }
 
 impl Truncation {
-    /// Reads the fields of a request. The value -1 shortens prompts to `room` tokens.
+    /// Reads the fields of a request. The value -1 shortens prompts to `room` tokens, which is what
+    /// `max_tokens` leaves.
     pub fn read(body: &Body, room: usize) -> Result<Truncation> {
         let most = match body.integer("truncate_prompt_tokens")? {
             None => usize::MAX,
+            Some(-1) if room == 0 => {
+                let message = "`max_tokens` leaves no room for the prompt; ask for fewer tokens";
+                return Err(ApiError::too_long("max_tokens", message));
+            }
             Some(-1) => room,
             Some(count @ 1..) => count as usize,
             Some(count) => {

@@ -160,6 +160,11 @@ fn with_fields_without_effect() -> Vec<(&'static str, Value, &'static str)> {
             "stream_options.include_obfuscation",
         ),
         (CHATS, chat("store", json!(true)), "store"),
+        (
+            CHATS,
+            chat("response_format", json!({"type": "json_object", "schema": {"type": "array", "uniqueItems": true}})),
+            "response_format",
+        ),
         (CHATS, chat("service_tier", json!("flex")), "service_tier"),
         (CHATS, chat("prediction", json!({"type": "content", "content": "b"})), "prediction"),
         (CHATS, chat("verbosity", json!("low")), "verbosity"),
@@ -206,6 +211,23 @@ fn mistakes_are_told_in_the_words_of_the_request() {
         (COMPLETIONS, r#"{"prompt": "a", "logit_bias": {"x": 1, "5": 1, "y": 1}}"#.into(), r#"[\"x\", \"y\"]"#.into()),
         (COMPLETIONS, r#"{"prompt": "a", "truncate_prompt_tokens": 0}"#.into(), "`truncate_prompt_tokens` is 0".into()),
         (CHATS, format!(r#"{{"messages": [{{"role": "user", "content": "{long}"}}]}}"#), r#""param":"messages""#.into()),
+        (
+            COMPLETIONS,
+            format!(r#"{{"prompt": "a", "truncate_prompt_tokens": -1, "max_tokens": {MODEL_LEN}}}"#),
+            "`max_tokens` leaves no room".into(),
+        ),
+        (
+            CHATS,
+            format!(
+                r#"{{"messages": [{{"role": "user", "content": "a"}}], "truncate_prompt_tokens": -1, "max_tokens": {MODEL_LEN}}}"#
+            ),
+            "`max_tokens` leaves no room".into(),
+        ),
+        (
+            "/inference/v1/generate",
+            format!(r#"{{"token_ids": [5], "truncate_prompt_tokens": -1, "sampling_params": {{"max_tokens": {MODEL_LEN}}}}}"#),
+            r#""param":"max_tokens""#.into(),
+        ),
         (CHATS, format!(r#"{{"messages": [{call}]}}"#), "message 0 has a call without the name".into()),
         (
             CHATS,
@@ -224,6 +246,30 @@ fn mistakes_are_told_in_the_words_of_the_request() {
     let (status, text) =
         answer("/v1/responses", &format!(r#"{{"input": "a", "max_output_tokens": 2, "metadata": {{"a": {digits}}}}}"#));
     assert!(status == 200 && text.contains(&format!(r#""metadata":{{"a":{digits}}}"#)), "{text}");
+}
+
+#[test]
+fn a_broken_tokenizer_config_is_an_error_and_a_missing_one_is_none() {
+    for (config, status, words) in [
+        (None, 200, r#""tokenizer_class":"PreTrainedTokenizerFast""#),
+        (Some(r#"{"tokenizer_class": "Otter"}"#), 200, r#""tokenizer_class":"Otter""#),
+        (Some("{"), 500, "`tokenizer_config.json` of the model cannot be read"),
+        (Some("[]"), 500, "`tokenizer_config.json` of the model cannot be read"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(data().join("tokenizer.json"), folder.path().join("tokenizer.json")).unwrap();
+        let tokenizer = Tokenizer::load(folder.path()).unwrap();
+        let server = start_with(|_, _| {}, |model| model.tokenizer = tokenizer);
+        let path = folder.path().join("tokenizer_config.json");
+        if let Some(text) = config {
+            std::fs::write(&path, text).unwrap();
+        }
+        let (found, text) = server.call("/tokenizer_info", None, None);
+        assert!(found == status && text.contains(words), "{config:?}: {text}");
+        // The file is read once.
+        std::fs::write(path, r#"{"tokenizer_class": "Changed"}"#).unwrap();
+        assert_eq!(server.call("/tokenizer_info", None, None).1, text);
+    }
 }
 
 #[test]
@@ -253,6 +299,9 @@ fn constraints_that_cannot_be_used_name_the_field() {
             ("guided_json", json!({"type": "string", "pattern": "(a)\\1"})),
             ("guided_regex", json!("a(?=b)")),
             ("guided_regex", json!("(")),
+            ("guided_regex", json!("(?>a|ab)c")),
+            ("guided_json", json!(r#"{"const": {"a": 99999999999999999999}}"#)),
+            ("guided_json", json!({"minimum": 1e20})),
             ("guided_regex", json!("a".repeat(300_000))),
             ("guided_choice", json!([])),
             ("guided_choice", json!(["a", ""])),
@@ -268,6 +317,17 @@ fn constraints_that_cannot_be_used_name_the_field() {
     );
     let streamed = json!({"prompt": "a", "stream": true});
     expect_refused(&server, COMPLETIONS, &streamed, &[("best_of", json!(2)), ("best_of", json!(129))]);
+    // Bounds beyond 64 bits can be used, also in a schema that is sent as a text.
+    for kind in ["integer", "number"] {
+        for bounds in [
+            r#""minimum": -1e20, "maximum": 99999999999999999999"#,
+            r#""exclusiveMinimum": -1e20"#,
+            r#""maximum": 1e20"#,
+        ] {
+            let text = format!(r#"{{"type": "{kind}", {bounds}}}"#);
+            server.post(COMPLETIONS, json!({"prompt": "a", "max_tokens": 2, "guided_json": text}));
+        }
+    }
 }
 
 #[test]
