@@ -125,7 +125,7 @@ class RunTrainer:
             # The state of the training, and the hashes of all files of the checkpoint, are no parts of a model.
             if path.is_file() and path.name != "manifest.json":
                 copy = folder / path.name
-                # A run has links to the files of its newest checkpoint there.
+                # A run has links to the weights of its newest checkpoint there.
                 if copy.is_symlink():
                     copy.unlink()
                 shutil.copy2(path, copy)

@@ -9,19 +9,18 @@ use std::path::Path;
 /// The maximum number of bytes of the file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
+/// The name of the file.
+const FILE: &str = "generation_config.json";
+
 impl Sampling {
     /// Returns [`Sampling::unchanged`] with the values that `generation_config.json` of `folder` suggests ([`Parameter::is_suggested`]); `None` if the
-    /// file is missing or suggests no value. `do_sample` is not read, as in vLLM.
+    /// file is missing or suggests no value. `do_sample` is not read, as in vLLM; [`Sampling::of_chat`] reads it.
     ///
     /// Errors with [`Error::Model`] for a file or value that cannot be used.
     pub fn of_folder(folder: &Path) -> Result<Option<Sampling>> {
-        let path = folder.join("generation_config.json");
-        if !path.exists() {
-            return Ok(None);
-        }
+        let path = folder.join(FILE);
+        let Some(config) = read(&path)? else { return Ok(None) };
         let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
-        let bytes = input::read(&path, MAX_FILE_BYTES).map_err(|error| wrong(error.to_string()))?;
-        let config: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
         let (mut sampling, mut suggests) = (Sampling::unchanged(), false);
         for parameter in Parameter::ALL.iter().filter(|parameter| parameter.is_suggested) {
             let name = parameter.name;
@@ -40,11 +39,50 @@ impl Sampling {
             None => Ok(suggests.then_some(sampling)),
         }
     }
+
+    /// Like [`Sampling::of_folder`], with `do_sample` as transformers reads it: with `"do_sample": false`, or with neither `temperature` nor
+    /// `"do_sample": true`, the temperature is 0.
+    pub fn of_chat(folder: &Path) -> Result<Option<Sampling>> {
+        let Some(mut sampling) = Sampling::of_folder(folder)? else { return Ok(None) };
+        let config = read(&folder.join(FILE))?.unwrap_or_default();
+        let samples = config.get("do_sample").and_then(Value::as_bool);
+        let has_temperature = config.get("temperature").is_some_and(|value| !value.is_null());
+        if !samples.unwrap_or(has_temperature) {
+            sampling.temperature = 0.0;
+        }
+        Ok(Some(sampling))
+    }
+}
+
+/// Reads the file at `path`; `None` if there is none.
+fn read(path: &Path) -> Result<Option<Map<String, Value>>> {
+    if !path.exists() {
+        return Ok(None);
+    }
+    let wrong = |reason: String| Error::Model(format!("{}: {reason}", path.display()));
+    let bytes = input::read(path, MAX_FILE_BYTES).map_err(|error| wrong(error.to_string()))?;
+    Ok(Some(serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn chats_draw_only_if_the_file_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        for (text, temperature) in [
+            (r#"{"temperature": 0.6}"#, Some(0.6)),
+            (r#"{"temperature": 0.6, "do_sample": false}"#, Some(0.0)),
+            (r#"{"top_k": 20}"#, Some(0.0)),
+            (r#"{"top_k": 20, "do_sample": true}"#, Some(1.0)),
+            (r#"{"do_sample": true}"#, None),
+        ] {
+            std::fs::write(folder.path().join(FILE), text).unwrap();
+            let sampling = Sampling::of_chat(folder.path()).unwrap();
+            assert_eq!(sampling.map(|sampling| sampling.temperature), temperature, "{text}");
+        }
+    }
 
     #[test]
     fn a_folder_suggests_sampling() {

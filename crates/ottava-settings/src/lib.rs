@@ -13,6 +13,7 @@
 //! `configs/run.schema.json`. `old_keys.rs` has the earlier spellings of keys. `words/` translates keys and flags of other trainers.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod alarms;
 mod auto;
 mod batch;
@@ -61,6 +62,7 @@ mod tokenizer_files;
 mod training;
 mod words;
 
+pub use addresses::{SCHEMES, without_queries};
 pub use alarms::{AlarmsConfig, Rollbacks, Spikes};
 pub use communication::CommunicationConfig;
 pub use data::{ChatConfig, DataConfig, DatasetConfig, RecordsConfig};

@@ -135,7 +135,7 @@ impl RunConfig {
         );
         problems.demand(
             !(checkpoint.save_only_model && self.alarms.rolls_back()),
-            "`checkpoint.save_only_model` saves no states, and an alarm with \"rollback\" under [alarms] returns to a checkpoint with them; change one of both",
+            "`checkpoint.save_only_model` saves no states, and an alarm with \"rollback\" under [alarms] returns to a checkpoint with them; change one of the two settings",
         );
     }
 

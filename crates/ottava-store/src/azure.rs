@@ -15,6 +15,9 @@ const VERSION: &str = "2021-12-02";
 const EMULATOR: (&str, &str) =
     ("devstoreaccount1", "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==");
 
+/// The variable with a connection string.
+const CONNECTION: &str = "AZURE_STORAGE_CONNECTION_STRING";
+
 /// How requests are authorized.
 #[derive(Clone)]
 pub(crate) enum Azure {
@@ -31,38 +34,65 @@ pub(crate) struct SharedKey {
     key: Vec<u8>,
 }
 
-/// Reads account, key or shared access signature, and address from a connection string or from variables. Returns them with the address of the container.
+/// Reads account, key or shared access signature, and address from a connection string, or from other variables if there is none. Returns them with the
+/// address of the container.
 ///
 /// Errors with [`Error::Config`] if they are missing or cannot be used.
 pub(crate) fn access(container: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<(Azure, Url)> {
-    let connection = variable("AZURE_STORAGE_CONNECTION_STRING").unwrap_or_default();
+    let connection = variable(CONNECTION);
     let field = |name: &str| {
-        let fields = connection.split(';').filter_map(|field| field.split_once('='));
+        let fields = connection.as_deref().unwrap_or_default().split(';').filter_map(|field| field.split_once('='));
         fields.filter(|(known, _)| *known == name).map(|(_, value)| value.to_string()).next()
     };
     let emulator = (field("UseDevelopmentStorage").as_deref() == Some("true")).then_some(EMULATOR);
     let of = |of_field: &str, variables: &[&str]| {
-        field(of_field).or_else(|| variables.iter().find_map(|name| variable(name))).map(|text| text.trim().to_string())
+        let found = match connection {
+            Some(_) => field(of_field),
+            None => variables.iter().find_map(|name| variable(name)),
+        };
+        found.map(|text| text.trim().to_string()).filter(|text| !text.is_empty())
     };
     let missing = |what: &str| Error::Config(format!("az://{container}: {what}"));
     let account = of("AccountName", &["AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_ACCOUNT_NAME"])
-        .or(emulator.map(|(account, _)| account.to_string()))
-        .ok_or_else(|| missing("set AZURE_STORAGE_ACCOUNT to the account, or AZURE_STORAGE_CONNECTION_STRING"))?;
+        .or(emulator.map(|(account, _)| account.to_string()));
+    let named = || {
+        account.clone().ok_or_else(|| match connection {
+            Some(_) => missing("AZURE_STORAGE_CONNECTION_STRING has no `AccountName`"),
+            None => missing("set AZURE_STORAGE_ACCOUNT to the account, or AZURE_STORAGE_CONNECTION_STRING"),
+        })
+    };
     let key = of("AccountKey", &["AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT_KEY"])
         .or(emulator.map(|(_, key)| key.to_string()));
     let access = match (key, of("SharedAccessSignature", &["AZURE_STORAGE_SAS_TOKEN"])) {
         (Some(key), _) => {
-            let key = decode(&key).ok_or_else(|| missing("AZURE_STORAGE_KEY is not the base64 text of a key"))?;
-            Azure::Key(SharedKey { account: account.clone(), key })
+            let key = decode(&key).ok_or_else(|| {
+                let place =
+                    if connection.is_some() { "`AccountKey` of the connection string" } else { "AZURE_STORAGE_KEY" };
+                missing(&format!("{place} is not the base64 text of a key"))
+            })?;
+            Azure::Key(SharedKey { account: named()?, key })
         }
         (None, Some(token)) => Azure::Parameters(token.trim_start_matches('?').to_string()),
+        (None, None) if connection.is_some() => {
+            return Err(missing(
+                "AZURE_STORAGE_CONNECTION_STRING has neither `AccountKey` nor `SharedAccessSignature`",
+            ));
+        }
         (None, None) => {
+            named()?;
             return Err(missing("set AZURE_STORAGE_KEY to the key of the account, or AZURE_STORAGE_SAS_TOKEN"));
         }
     };
-    let endpoint = of("BlobEndpoint", &["AZURE_STORAGE_ENDPOINT"])
-        .or(emulator.map(|(account, _)| format!("http://127.0.0.1:10000/{account}")))
-        .unwrap_or_else(|| format!("https://{account}.blob.core.windows.net"));
+    let given = of("BlobEndpoint", &["AZURE_STORAGE_ENDPOINT"])
+        .or(emulator.map(|(account, _)| format!("http://127.0.0.1:10000/{account}")));
+    let endpoint = match given {
+        Some(endpoint) => endpoint,
+        None => {
+            let scheme = of("DefaultEndpointsProtocol", &[]).unwrap_or_else(|| "https".into());
+            let suffix = of("EndpointSuffix", &[]).unwrap_or_else(|| "core.windows.net".into());
+            format!("{scheme}://{}.blob.{suffix}", named()?)
+        }
+    };
     Ok((access, Url::new("AZURE_STORAGE_ENDPOINT", endpoint.trim_end_matches('/'))?.join(container)))
 }
 
@@ -96,7 +126,7 @@ impl Azure {
 pub(crate) fn remedy(fault: &Fault) -> &'static str {
     match fault.status {
         Some(401 | 403) => {
-            "; check AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, and the clock of this machine"
+            "; check AZURE_STORAGE_CONNECTION_STRING, or else AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, and the clock of this machine"
         }
         Some(404) => "; check the account and the container, which must exist",
         _ => "",
@@ -126,7 +156,7 @@ impl SharedKey {
         let mut parameters: Vec<_> =
             parameters.map(|(name, value)| format!("\n{}:{}", name.to_lowercase(), unescape(value))).collect();
         parameters.sort();
-        // Content-Encoding, Content-Language, Content-Length, Content-MD5, Content-Type, Date, five conditions and Range.
+        // Content-Encoding, Content-Language, Content-Length, Content-MD5, Content-Type, Date, four conditions and Range.
         let text = format!(
             "{}\n\n\n{length}\n\n\n\n\n\n\n\n\n{headers}/{}{path}{}",
             signed.method,
@@ -190,5 +220,27 @@ mod tests {
         let (access, url) = open(text).unwrap();
         assert_eq!(url.as_str(), "https://otter.blob.core.windows.net/runs");
         assert!(matches!(access, Azure::Key(SharedKey { account, key }) if account == "otter" && key == b"key"));
+    }
+
+    #[test]
+    fn a_connection_string_is_read_alone() {
+        let open = |text: &str| {
+            super::access("runs", &|name| match name {
+                CONNECTION => Some(text.to_string()),
+                "AZURE_STORAGE_ENDPOINT" => Some("https://elsewhere".into()),
+                "AZURE_STORAGE_KEY" => Some("b3RoZXI=".into()),
+                _ => None,
+            })
+        };
+        let (access, url) = open("AccountName=otter;AccountKey=a2V5;EndpointSuffix=core.chinacloudapi.cn").unwrap();
+        assert_eq!(url.as_str(), "https://otter.blob.core.chinacloudapi.cn/runs");
+        assert!(matches!(access, Azure::Key(SharedKey { key, .. }) if key == b"key"));
+        // A signature for an endpoint needs no account.
+        let (access, url) = open("BlobEndpoint=https://otter.example/;SharedAccessSignature=?sv=1&sig=a").unwrap();
+        assert_eq!((access.parameters(), url.as_str()), ("sv=1&sig=a", "https://otter.example/runs"));
+        let error = open("AccountName=otter").err().unwrap().to_string();
+        assert!(error.contains("CONNECTION_STRING has neither"), "{error}");
+        let error = open("AccountKey=a2V5").err().unwrap().to_string();
+        assert!(error.contains("CONNECTION_STRING has no `AccountName`"), "{error}");
     }
 }

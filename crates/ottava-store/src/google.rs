@@ -68,8 +68,7 @@ enum Account {
 #[derive(Deserialize)]
 struct Issued {
     access_token: String,
-    #[serde(default)]
-    expires_in: u64,
+    expires_in: Option<u64>,
 }
 
 /// Reads the first of these: HMAC keys, a token, or the file of an account.
@@ -115,6 +114,9 @@ impl Google {
         match (self, fault.status) {
             (Google::Keys(_), Some(401 | 403)) => {
                 "; check GS_ACCESS_KEY_ID, GS_SECRET_ACCESS_KEY and the rights of the account in the bucket"
+            }
+            (Google::Tokens(TokenSource::Fixed(_)), Some(401 | 403)) => {
+                "; check GOOGLE_OAUTH_ACCESS_TOKEN, which may have ended, and the rights of the account in the bucket"
             }
             (Google::Tokens(_), Some(401 | 403)) => {
                 "; check GOOGLE_APPLICATION_CREDENTIALS and the rights of the account in the bucket"
@@ -179,7 +181,7 @@ impl Issuer {
         let answer = self.client.send(request, TIMEOUT)?.success()?.read()?;
         let Issued { access_token, expires_in } = serde_json::from_slice(&answer)
             .map_err(|error| Fault::lasting(format!("{} issued no token: {error}", self.client.url())))?;
-        *newest = Some((access_token.clone(), time + expires_in));
+        *newest = Some((access_token.clone(), time.saturating_add(expires_in.unwrap_or(LIFE))));
         Ok(access_token)
     }
 

@@ -1,15 +1,17 @@
 //! Local copies of single files of web servers.
 
 use crate::copies::lock;
+use crate::credentials::without;
 use ottava_common::fs::{RealFs, replace_file, sync_parent};
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, interrupt};
-use ottava_http::{Answer, Client, Fault, Request, Retry, Url};
+use ottava_http::{Answer, Client, Fault, Request, Retry, Url, offline};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The maximum size of an answer that is an error, in bytes.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -20,13 +22,19 @@ const MAX_REDIRECTS: usize = 5;
 /// The time limit of one attempt to download a file.
 const TIMEOUT: Duration = Duration::from_secs(6 * 3600);
 
+/// The time for which an attempt waits until a server sends something.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// The interval between checks for a stop.
+const POLL: Duration = Duration::from_millis(100);
+
 /// The number of bytes between two looks.
 const LOOK: u64 = 8 << 20;
 
 /// Returns the path of a copy of the file at the address `text` of the setting `setting`, in a subfolder of `folder`. A file that has changed on the
-/// server is downloaded again, as far as the server names an ETag. Calls `look` with the bytes that are there and all bytes.
+/// server is downloaded again: if its ETag has changed, or at each call without an ETag. If connections are forbidden, an existing copy is used. Calls `look` with the bytes that are there and all bytes.
 ///
-/// Errors with [`Error::Config`] if connections are forbidden, and with [`Error::External`] if the server fails or refuses.
+/// Errors with [`Error::Config`] if connections are forbidden and there is no copy, and with [`Error::External`] if the server fails or refuses.
 pub fn page(setting: &str, text: &str, folder: &Path, look: &mut dyn FnMut(u64, u64)) -> Result<PathBuf> {
     let url = Url::new(setting, text)?;
     let name = url.as_str().split('?').next().unwrap_or_default().rsplit('/').next().unwrap_or_default();
@@ -39,27 +47,112 @@ pub fn page(setting: &str, text: &str, folder: &Path, look: &mut dyn FnMut(u64, 
     let (path, etag) = (folder.join(name), folder.join(".etag"));
     let _lock = lock(&folder, &|| interrupt::check("waiting for another download of the same file"))?;
     let known = std::fs::read_to_string(&etag).ok().filter(|_| path.is_file());
+    if known.is_some() && offline::reason().is_some() {
+        return Ok(path);
+    }
+    let client = Client::new(url.clone(), None, MAX_ANSWER)?;
     let retry = Retry { attempts: 6, first_pause: Duration::from_millis(300) };
     let pause = |time: Duration| {
         sleep(time);
         interrupt::check("waiting for a server").is_ok()
     };
-    let fetched = retry.run(pause, || fetch(&url, known.as_deref(), &path, look)).map_err(|fault| {
-        match interrupt::check("downloading") {
-            Err(stop) => stop,
-            Ok(()) => Error::External(fault.words),
-        }
-    })?;
+    let fetched =
+        retry.run(pause, || fetch(&client, known.as_deref(), &path, IDLE, look)).map_err(
+            |fault| match interrupt::check("downloading") {
+                Err(stop) => stop,
+                Ok(()) => Error::External(redacted(&url, &fault.words)),
+            },
+        )?;
     if let Some(found) = fetched {
         replace_file(&RealFs, &etag, found.as_bytes())?;
     }
     Ok(path)
 }
 
+/// Replaces the values of the query of `url` in `text`: they may be keys.
+fn redacted(url: &Url, text: &str) -> String {
+    let query = url.as_str().split_once('?').map_or("", |(_, query)| query);
+    let values = query.split('&').map(|part| part.split_once('=').map_or(part, |(_, value)| value));
+    // A short value, such as a number, is no key, and would be found in other words.
+    values.filter(|value| value.len() >= 8).fold(text.to_string(), |text, value| without(&text, value, "…"))
+}
+
+/// What the thread of a download sends.
+enum News {
+    /// The answer begins: its ETag and the number of its bytes.
+    Start(String, Option<u64>),
+    /// Some bytes of the file.
+    Part(Vec<u8>),
+    /// The end, with whether there is a new file.
+    End(Result<bool, Fault>),
+}
+
 /// Downloads a file to `path`, unless it still has the ETag `known`. Returns the ETag of a download, or an empty text.
-fn fetch(url: &Url, known: Option<&str>, path: &Path, look: &mut dyn FnMut(u64, u64)) -> Result<Option<String>, Fault> {
+///
+/// A thread waits for the server, so that a request to stop and a server that sends nothing for the time `idle` end the attempt.
+fn fetch(
+    client: &Client,
+    known: Option<&str>,
+    path: &Path,
+    idle: Duration,
+    look: &mut dyn FnMut(u64, u64),
+) -> Result<Option<String>, Fault> {
+    let url = client.url();
+    let (sender, news) = sync_channel(4);
+    let (asked, known) = (client.clone(), known.map(str::to_string));
+    std::thread::spawn(move || {
+        let end = ask(asked, known.as_deref(), &sender);
+        let _ = sender.send(News::End(end));
+    });
+    let fault = |error: std::io::Error| Fault::passing(format!("{url}: {error}"));
+    let part = path.with_file_name(".part");
+    let (mut file, mut etag, mut total) = (None, String::new(), None);
+    let (mut count, mut looked, mut heard) = (0, 0, Instant::now());
+    loop {
+        interrupt::check("downloading").map_err(|error| Fault::lasting(error.to_string()))?;
+        let found = match news.recv_timeout(POLL) {
+            Ok(found) => found,
+            Err(RecvTimeoutError::Timeout) if heard.elapsed() < idle => continue,
+            Err(_) => return Err(Fault::passing(format!("{url} has sent nothing for {} s", idle.as_secs()))),
+        };
+        heard = Instant::now();
+        match found {
+            News::Start(found, length) => {
+                (etag, total) = (found, length);
+                file = Some(File::create(&part).map_err(fault)?);
+            }
+            News::Part(bytes) => {
+                let file = file.as_mut().expect("an answer begins before its bytes");
+                file.write_all(&bytes).map_err(fault)?;
+                count += bytes.len() as u64;
+                if count >= looked + LOOK {
+                    looked = count;
+                    // Only the end is reported as the end.
+                    look(count, total.unwrap_or(count + LOOK).max(count + 1));
+                }
+            }
+            News::End(end) => match (end?, file.take()) {
+                (true, Some(file)) => {
+                    if total.is_some_and(|total| total != count) {
+                        let total = total.unwrap_or_default();
+                        return Err(Fault::passing(format!("{url} has sent {count} of {total} bytes")));
+                    }
+                    file.sync_all().map_err(fault)?;
+                    std::fs::rename(&part, path).map_err(fault)?;
+                    sync_parent(&RealFs, path).map_err(|error| Fault::lasting(error.to_string()))?;
+                    look(count, count);
+                    return Ok(Some(etag));
+                }
+                _ => return Ok(None),
+            },
+        }
+    }
+}
+
+/// Requests the file and sends what the server sends. Returns false if the file still has the ETag `known`.
+fn ask(mut client: Client, known: Option<&str>, news: &SyncSender<News>) -> Result<bool, Fault> {
     let lasting = |error: Error| Fault::lasting(error.to_string());
-    let mut client = Client::new(url.clone(), None, MAX_ANSWER).map_err(lasting)?;
+    let url = client.url().clone();
     for _ in 0..=MAX_REDIRECTS {
         let mut request = Request::get();
         if let Some(known) = known.filter(|known| !known.is_empty()) {
@@ -69,50 +162,43 @@ fn fetch(url: &Url, known: Option<&str>, path: &Path, look: &mut dyn FnMut(u64, 
         let location = answer.header("location").filter(|_| matches!(answer.status(), 301 | 302 | 303 | 307 | 308));
         if let Some(location) = location {
             let next = client.url().redirect(location).map_err(lasting)?;
+            expect_encrypted(client.url(), &next)?;
             drop(answer);
             client = client.at(next).map_err(lasting)?;
             continue;
         }
-        if answer.status() == 304 {
-            return Ok(None);
-        }
-        let etag = answer.header("etag").unwrap_or_default().to_string();
-        write(answer, url, path, look)?;
-        return Ok(Some(etag));
+        return match answer.status() {
+            304 => Ok(false),
+            _ => send(answer, &url, news).map(|()| true),
+        };
     }
     Err(Fault::lasting(format!("{url} redirects more than {MAX_REDIRECTS} times; name the last address")))
 }
 
-/// Writes the body of an answer to `path`. The file gets its name when it is whole.
-fn write(answer: Answer, url: &Url, path: &Path, look: &mut dyn FnMut(u64, u64)) -> Result<(), Fault> {
+/// Errors if a redirect leaves an encrypted connection.
+fn expect_encrypted(from: &Url, to: &Url) -> Result<(), Fault> {
+    match from.is_https() && !to.is_https() {
+        true => Err(Fault::lasting(format!(
+            "{from} redirects to {to}, which is not encrypted; name an address of https:// that does not"
+        ))),
+        false => Ok(()),
+    }
+}
+
+/// Sends the body of an answer.
+fn send(answer: Answer, url: &Url, news: &SyncSender<News>) -> Result<(), Fault> {
     let answer = answer.success()?;
-    let total: Option<u64> = answer.header("content-length").and_then(|length| length.parse().ok());
-    let fault = |error: std::io::Error| Fault::passing(format!("{url}: {error}"));
-    let part = path.with_file_name(".part");
-    let mut file = File::create(&part).map_err(fault)?;
-    let (mut reader, mut buffer, mut count, mut looked) = (answer.into_reader(), vec![0; 1 << 20], 0, 0);
+    let total = answer.header("content-length").and_then(|length| length.parse().ok());
+    let etag = answer.header("etag").unwrap_or_default().to_string();
+    let left = |_| Fault::lasting("the download was given up");
+    news.send(News::Start(etag, total)).map_err(left)?;
+    let (mut reader, mut buffer) = (answer.into_reader(), vec![0; 1 << 20]);
     loop {
-        interrupt::check("downloading").map_err(|error| Fault::lasting(error.to_string()))?;
-        let read = reader.read(&mut buffer).map_err(fault)?;
-        if read == 0 {
-            break;
-        }
-        file.write_all(&buffer[..read]).map_err(fault)?;
-        count += read as u64;
-        if count >= looked + LOOK {
-            looked = count;
-            // Only the end is reported as the end.
-            look(count, total.unwrap_or(count + LOOK).max(count + 1));
+        match reader.read(&mut buffer).map_err(|error| Fault::passing(format!("{url}: {error}")))? {
+            0 => return Ok(()),
+            read => news.send(News::Part(buffer[..read].to_vec())).map_err(left)?,
         }
     }
-    if total.is_some_and(|total| total != count) {
-        return Err(Fault::passing(format!("{url} has sent {count} of {} bytes", total.unwrap_or_default())));
-    }
-    file.sync_all().map_err(fault)?;
-    std::fs::rename(&part, path).map_err(fault)?;
-    sync_parent(&RealFs, path).map_err(|error| Fault::lasting(error.to_string()))?;
-    look(count, count);
-    Ok(())
 }
 
 #[cfg(test)]
@@ -122,6 +208,30 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     static VERSION: AtomicUsize = AtomicUsize::new(1);
+
+    #[test]
+    fn a_server_that_sends_nothing_ends_the_attempt() {
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        let held = std::sync::Mutex::new(held);
+        let server = Server::start(move |_, _| {
+            let _ = held.lock().unwrap().recv();
+            reply(200, "", "late")
+        });
+        let client = Client::new(Url::new("url", &server.url("/a?key=secret-key")).unwrap(), None, MAX_ANSWER).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let fault = fetch(&client, None, &folder.path().join("a"), POLL, &mut |_, _| {}).unwrap_err();
+        drop(release);
+        assert!(fault.may_pass && fault.words.contains("has sent nothing"), "{}", fault.words);
+    }
+
+    #[test]
+    fn messages_have_no_keys_and_redirects_stay_encrypted() {
+        let url = |text: &str| Url::new("url", text).unwrap();
+        assert_eq!(redacted(&url("https://a/b?v=1&key=secret-key"), "no secret-key in 1"), "no … in 1");
+        assert!(expect_encrypted(&url("https://a/b"), &url("http://a/b")).is_err());
+        assert!(expect_encrypted(&url("https://a/b"), &url("https://c/b")).is_ok());
+        assert!(expect_encrypted(&url("http://a/b"), &url("http://c/b")).is_ok());
+    }
 
     #[test]
     fn a_file_is_copied_once_per_content_and_through_redirects() {

@@ -11,18 +11,20 @@ use crate::preparing::{SHORT_BYTES, beside};
 use crate::server::runtime;
 use crate::stranger::Stranger;
 use axum::Router;
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use ottava_common::Error;
-use ottava_train::monitor::{Answer, Metrics, Monitor};
+use ottava_train::monitor::{Answer, Form, Metrics, Monitor};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// The interval between checks for a stop.
 const POLL: Duration = Duration::from_millis(50);
@@ -43,6 +45,8 @@ struct Watched {
     epoch: String,
     /// Whether only this machine can connect.
     is_local: bool,
+    /// A permit for the export of metrics: one at a time reads a whole file.
+    exports: Arc<Semaphore>,
 }
 
 impl Watched {
@@ -70,6 +74,7 @@ pub fn monitor(
         monitor: Mutex::new(runs),
         epoch: format!("{started:x}-{}", std::process::id()),
         is_local: address.ip().is_loopback(),
+        exports: Arc::new(Semaphore::new(1)),
     });
     let app = routes(watched.clone());
     let connections = Connections::new(MAX_CONNECTIONS, CLIENT_TIMEOUT);
@@ -219,29 +224,41 @@ async fn settings(State(watched): State<Arc<Watched>>, request: Request) -> Resp
 
 /// Answers with all metrics of a run, as a file of JSON.
 async fn metrics_json(State(watched): State<Arc<Watched>>, request: Request) -> Response {
-    exported(watched, request, "application/json", Metrics::json).await
+    exported(watched, request, "application/json", Form::Json).await
 }
 
 /// Answers with all metrics of a run, as a table.
 async fn metrics_csv(State(watched): State<Arc<Watched>>, request: Request) -> Response {
-    exported(watched, request, "text/csv; charset=utf-8", Metrics::csv).await
+    exported(watched, request, "text/csv; charset=utf-8", Form::Csv).await
 }
 
-async fn exported(
-    watched: Arc<Watched>,
-    request: Request,
-    kind: &'static str,
-    form: fn(&Metrics) -> String,
-) -> Response {
+async fn exported(watched: Arc<Watched>, request: Request, kind: &'static str, form: Form) -> Response {
+    let Ok(permit) = watched.exports.clone().try_acquire_owned() else {
+        return (StatusCode::SERVICE_UNAVAILABLE, "another export is in progress; try again when it is complete\n")
+            .into_response();
+    };
     let file = move |metrics: Metrics| {
         let headers = [
             (header::CONTENT_TYPE, kind),
             (header::CACHE_CONTROL, "no-store"),
             (header::CONTENT_DISPOSITION, "attachment"),
         ];
-        (headers, form(&metrics)).into_response()
+        (headers, streamed(metrics, form, permit)).into_response()
     };
     of_run(watched, request, move |runs, run| Some(runs.metrics(run)?.map_or_else(unreadable, file))).await
+}
+
+/// Returns a body that a thread writes while it reads the metrics. The thread ends if the client leaves.
+fn streamed(metrics: Metrics, form: Form, permit: OwnedSemaphorePermit) -> Body {
+    let (sender, parts) = mpsc::channel(4);
+    tokio::task::spawn_blocking(move || {
+        let written = metrics.write(form, &mut |part| sender.blocking_send(Ok(part)).is_ok());
+        if let Err(error) = written {
+            let _ = sender.blocking_send(Err(std::io::Error::other(error.to_string())));
+        }
+        drop(permit);
+    });
+    Body::from_stream(futures_util::stream::unfold(parts, async |mut parts| Some((parts.recv().await?, parts))))
 }
 
 /// The answer about a file of a run that cannot be read.

@@ -17,7 +17,7 @@ mod tail;
 #[cfg(test)]
 mod tests;
 
-pub use export::Metrics;
+pub use export::{Form, Metrics};
 pub use heat::HeatPart;
 pub use run::{Changes, Event, Summary};
 pub use series::Part;
@@ -129,11 +129,11 @@ impl Monitor {
         Some(export::settings(self.folder(id)?))
     }
 
-    /// Returns all metrics of a run. Returns `None` if the run does not exist.
+    /// Opens the metrics of a run. Returns `None` if the run does not exist.
     ///
     /// Errors if its `metrics.jsonl` cannot be read.
     pub fn metrics(&self, id: usize) -> Option<Result<Metrics>> {
-        Some(Metrics::read(self.folder(id)?))
+        Some(Metrics::open(self.folder(id)?))
     }
 
     /// Returns the folder of a run that may be read.

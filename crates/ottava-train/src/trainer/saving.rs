@@ -92,7 +92,8 @@ impl Trainer {
         }
         self.outputs.finish_save(&ranks);
         let path = checkpoints(&self.environment.config.output_dir).join(format!("checkpoint-{step}"));
-        let saved = match path.exists() {
+        // No run resumes from the model alone. A checkpoint of it is set aside.
+        let saved = match path.exists() && !self.progress.is_model_only {
             true => Ok(()),
             false => {
                 (self.progress.is_interruption, self.progress.is_model_only) = (true, false);

@@ -87,7 +87,7 @@ impl ChatCommand {
             let template = chat_template(&template, kwargs.clone())?;
             let model = self.how.load(folder, &config, self.capacity(&sizes), &ranks)?;
             let draft = self.decoding.draft(&self.how, &tokenizer, self.capacity(&sizes), &ranks)?;
-            let sampling = self.generation_config.suggested(folder)?;
+            let sampling = self.generation_config.suggested_for_chat(folder)?;
             Ok(((model, draft), folder.to_path_buf(), tokenizer, template, sizes, sampling))
         });
         let (models, folder, tokenizer, template, sizes, sampling) = ranks.together(loaded)?;

@@ -34,7 +34,7 @@ const EXIT_CODES: [(&str, &str); 13] = [
 ];
 
 /// The environment variables that commands read, and their meaning.
-const VARIABLES: [(&str, &str); 14] = [
+const VARIABLES: [(&str, &str); 18] = [
     ("CUDA_VISIBLE_DEVICES", "the GPUs that the program sees"),
     ("OTTAVA_CACHE_DIR", "the folder of compiled kernels and of chosen GEMM algorithms; by default ~/.cache/ottava"),
     ("OTTAVA_LIBRARY_PATH", "folders with CUDA libraries, separated by colons; they are searched first"),
@@ -45,6 +45,19 @@ const VARIABLES: [(&str, &str); 14] = [
     ("HF_ENDPOINT", "the address of another server with the protocol of the Hub"),
     ("AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY", "the keys of a store with the protocol of S3"),
     ("AWS_ENDPOINT_URL, AWS_REGION", "the address and the region of such a store"),
+    ("GOOGLE_APPLICATION_CREDENTIALS", "the JSON file of an account of Google Cloud Storage"),
+    (
+        "GS_ACCESS_KEY_ID, GS_SECRET_ACCESS_KEY, GOOGLE_OAUTH_ACCESS_TOKEN",
+        "an HMAC key of Google Cloud Storage, or a token",
+    ),
+    (
+        "AZURE_STORAGE_CONNECTION_STRING",
+        "the connection string of an account of Azure; the variables below are then not read",
+    ),
+    (
+        "AZURE_STORAGE_ACCOUNT, AZURE_STORAGE_KEY, AZURE_STORAGE_SAS_TOKEN",
+        "the account of Azure, with its key or a shared access signature",
+    ),
     ("MLFLOW_TRACKING_URI", "the server of MLflow"),
     ("TRACKIO_SERVER_URL", "the server of Trackio"),
     ("NO_COLOR", "any text switches colours off"),

@@ -100,11 +100,10 @@ impl Page {
                 let _ = told.send(Err(error));
             }
         });
-        let page = Page { folder: folder.to_path_buf(), stop, thread: Some(thread) };
         let started = ready.recv().expect("the thread tells how it started");
         started
             .map_err(|error| Error::Config(format!("--monitor: {error}; name another port, or 0 for a free one")))?;
-        Ok(page)
+        Ok(Page { folder: folder.to_path_buf(), stop, thread: Some(thread) })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The settings of a run for other people: model cards and trackers. They have neither folders of the machine nor addresses of servers.
 
 use ottava_hub::RepoId;
-use ottava_settings::RunConfig;
+use ottava_settings::{RunConfig, SCHEMES, without_queries};
 use std::path::{Path, PathBuf};
 
 /// Returns all settings as keys and values. Files of the Hub have their names and commits, and other paths are shortened to file names. Addresses
@@ -36,7 +36,7 @@ pub fn public_settings(config: &RunConfig) -> Vec<(String, String)> {
         files.iter_mut().for_each(|path| *path = data(path));
     }
     config.checkpoint.upload_to.clear();
-    config.settings().into_iter().map(|(key, value)| (key, without_folders(&value))).collect()
+    config.settings().into_iter().map(|(key, value)| (key, without_folders(&without_queries(&value)))).collect()
 }
 
 /// The characters between words of a text in which paths and addresses are looked for.
@@ -44,9 +44,6 @@ const BREAKS: &[char] = &[' ', '\t', '\n', '\\', '"', '\'', ',', ';', '(', ')', 
 
 /// The characters between the paths of a word, such as `--data=PATH`.
 const JOINTS: &[char] = &['=', '&'];
-
-/// Schemes of addresses whose hosts are private.
-const SCHEMES: [&str; 5] = ["http://", "https://", "s3://", "gs://", "az://"];
 
 /// Shortens the paths in a text, such as the command of a reward, to file names: absolute paths, and relative paths that exist. Addresses keep their
 /// scheme and path.

@@ -28,6 +28,14 @@ impl GenerationConfig {
             GenerationConfig::None => Ok(None),
         }
     }
+
+    /// Like [`GenerationConfig::suggested`], for `ottava chat`: with the temperature 0 unless the file says that tokens are drawn.
+    pub fn suggested_for_chat(self, folder: &Path) -> Result<Option<Sampling>> {
+        match self {
+            GenerationConfig::Auto => Sampling::of_chat(folder),
+            GenerationConfig::None => Ok(None),
+        }
+    }
 }
 
 impl SamplingFlags {

@@ -1,6 +1,6 @@
 //! `ottava train`.
 
-use super::model_links::link_model;
+use super::model_links::ModelLinks;
 use super::monitor::{PORT, Page};
 use super::public_settings::public_settings;
 use super::remote::{Reads, Remote};
@@ -130,10 +130,17 @@ impl Train {
             progress.line(&format!("clients draw and return completions at http://{}", endpoint.address()));
             trainer.connect(Box::new(endpoint));
         }
+        let mut links = leads.then(|| ModelLinks::new(&config.output_dir));
         let mut last = None;
         let outcome = trainer.run(interrupt::flag(), &mut |report| {
             progress.step(report);
-            report.saved.last().iter().for_each(|saved| link_model(&config.output_dir, &saved.path));
+            if let Some(links) = &mut links {
+                // After a return to an earlier step, the checkpoint of the links may be gone.
+                match report.saved.last() {
+                    Some(saved) => links.lead_to(&saved.path),
+                    None => links.mend(),
+                }
+            }
             last = Some(report.clone());
         });
         progress.finish();
@@ -157,7 +164,7 @@ impl Train {
         outcome?;
         let Some(trainer) = trainer.filter(Trainer::leads) else { return Ok(()) };
         processes.wait()?;
-        report(trainer, &config, &progress, last.as_ref(), self.json)
+        report(trainer, &config, &progress, links, last.as_ref(), self.json)
     }
 }
 
@@ -203,6 +210,7 @@ fn report(
     trainer: Trainer,
     config: &RunConfig,
     progress: &Progress,
+    links: Option<ModelLinks>,
     last: Option<&StepReport>,
     prints_json: bool,
 ) -> Result<()> {
@@ -221,8 +229,8 @@ fn report(
     if let Some((best, path)) = &best {
         let metric = &config.evaluation.metric_for_best_model;
         progress.line(&format!("best: {metric} {:.4} after step {}, {}", best.value, best.step, path.display()));
-        if config.evaluation.load_best_model_at_end {
-            link_model(&config.output_dir, path);
+        if let Some(mut links) = links.filter(|_| config.evaluation.load_best_model_at_end) {
+            links.lead_to(path);
         }
     }
     progress.line(&format!("plot: {}", trainer.output_dir().join("loss.svg").display()));

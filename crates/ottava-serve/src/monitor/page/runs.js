@@ -29,11 +29,12 @@ const GROUPS = {
   state: (run) => STATES[run.summary.state] ?? run.summary.state,
 };
 
-/** Orders two values; what is missing comes last. */
-function order(a, b) {
+/** Orders two values, from the largest if `down`; what is missing comes last in both orders. */
+function order(a, b, down = false) {
   const missing = [a, b].map((value) => value === undefined || value === null);
   if (missing[0] || missing[1]) return missing[0] - missing[1];
-  return typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+  const rises = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+  return down ? -rises : rises;
 }
 
 /** The order, the groups and the search of the table of runs. */
@@ -65,7 +66,7 @@ export class Arrangement {
     const list = this.found(runs, search);
     if (this.column !== null) {
       const value = COLUMNS[this.column][1];
-      list.sort((a, b) => order(value(a), value(b)) * (this.down ? -1 : 1) || a.id - b.id);
+      list.sort((a, b) => order(value(a), value(b), this.down) || a.id - b.id);
     }
     const named = GROUPS[group];
     if (named) list.sort((a, b) => order(named(a), named(b)));

@@ -8,6 +8,8 @@ export async function fetchSettings(run, done) {
   run.settingsOf = start;
   const response = await fetch(`api/settings?run=${run.id}`).catch(() => null);
   run.settings = response?.ok ? await response.json() : {};
+  // After a failure, the next update of the page fetches them again.
+  if (!response?.ok) run.settingsOf = undefined;
   done();
 }
 
