@@ -111,7 +111,7 @@ impl MemoryPlan {
         // The host cannot swap out pinned memory, so swap space is not counted.
         let host_available = matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none())
             .then(|| of_host(&["MemAvailable:"]) / of_node);
-        let [own, others] = snapshot;
+        let [own, others, all] = snapshot;
         let snapshots = own + (of_node - 1) * others;
         let room = match device {
             Device::Cuda(_) => host_available.map(|there| of_node * there.saturating_sub(host)),
@@ -133,7 +133,7 @@ impl MemoryPlan {
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
             snapshot_bytes: if config.async_save { own as u64 } else { 0 },
-            checkpoint_bytes: (own + (ranks - 1) * others) as u64,
+            checkpoint_bytes: all as u64,
             snapshots_fit: room.is_none_or(|room| snapshots <= room),
             available_bytes: available as u64,
             workload: match &dry {
@@ -200,7 +200,7 @@ struct DryRun {
     /// The bytes of host memory.
     host: usize,
     /// The bytes of snapshots, see [`Contents::snapshot_bytes`].
-    snapshot: [usize; 2],
+    snapshot: [usize; 3],
 }
 
 impl DryRun {
@@ -226,7 +226,7 @@ impl DryRun {
         }
         drop(build);
         let build = tracker.take_peak();
-        let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 2] };
+        let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 3] };
         for phase in Phase::BEFORE_STEPS {
             rehearsal.carry_out(phase, StepPrecision::Recipe)?;
         }
@@ -270,7 +270,7 @@ struct Rehearsal<'a> {
     /// The peak before a checkpoint is saved.
     peak: MemorySnapshot,
     /// The bytes of snapshots, see [`Contents::snapshot_bytes`], after a checkpoint is saved.
-    snapshot: [usize; 2],
+    snapshot: [usize; 3],
 }
 
 impl Rehearsal<'_> {
@@ -361,7 +361,7 @@ fn held(
 }
 
 /// Copies each tensor of a checkpoint to host memory, as a save does. Returns the bytes of a snapshot of all tensors.
-fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 2]> {
+fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 3]> {
     let device = model.device().clone();
     let _scope = device.scope("save");
     let (contents, mut live) = Contents::new(model, &mut **optimizer, step.partition())?;
