@@ -74,7 +74,7 @@ fn every_order_of_two_losses_of_one_host_and_a_spare() {
     println!("{states} states");
 }
 
-/// Returns a job of two hosts and a spare that has taken two snapshots, the last of which is damaged on these hosts without a report.
+/// Returns a job of two hosts and a spare that has taken two snapshots. The last snapshot is damaged on these hosts without a report.
 fn corrupted(hosts: &[HostId]) -> (Settings, World) {
     let settings = job(2, 1, 6);
     let mut world = World::new(&settings);

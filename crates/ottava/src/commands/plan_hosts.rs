@@ -395,7 +395,8 @@ impl Placement {
         (sides[0], sides[1])
     }
 
-    /// Returns the bytes of a checkpoint that each rank writes. The memory plan counts the states of each replica, but one replica is written. An update reads and writes each state, so about half of its bytes are saved.
+    /// Returns the bytes of a checkpoint that each rank writes. The memory plan counts the states of each replica, but one replica is written. An update
+    /// reads and writes each state, so about half of its bytes are saved.
     fn slice_bytes(&self, plan: &Plan) -> f64 {
         let counted = plan.memory.checkpoint_bytes as f64 / plan.memory.ranks as f64;
         let updated = plan.communication.as_ref().map(|plan| plan.update_bytes as f64 / 2.0 / self.sharing() as f64);
