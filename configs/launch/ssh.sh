@@ -17,7 +17,9 @@ quote() {
 
 ranks=
 process=.ottava-rank-0.$$
-trap 'ssh "$first" "kill -TERM $(cat "$process")" </dev/null' TERM INT
+signalled=
+# A signal during the start goes to rank 0 after the start.
+trap 'signalled=1' TERM INT
 trap 'rm -f "$process"' EXIT
 rank=0
 for host in $HOSTS; do
@@ -32,12 +34,21 @@ for host in $HOSTS; do
         rank=$((rank + 1)) local=$((local + 1))
     done
 done
+# Rank 0 writes its process into a file on the shared folder. The file may come a minute later.
+stop_ranks() {
+    signalled=1 seconds=0
+    while [ ! -s "$process" ] && [ "$seconds" -lt 60 ]; do
+        sleep 1
+        seconds=$((seconds + 1))
+    done
+    ssh "$first" "kill -TERM $(cat "$process")" </dev/null || echo "ssh.sh: rank 0 got no signal" >&2
+}
+trap stop_ranks TERM INT
+[ -z "$signalled" ] || stop_ranks
 code=0
 for rank in $ranks; do
-    # A signal ends a wait early.
-    while kill -0 "$rank" 2>/dev/null; do
-        wait "$rank" || true
-    done
-    wait "$rank" || code=$?
+    # A signal ends a wait early, and the rank saves a checkpoint.
+    while signalled=; wait "$rank"; result=$?; [ -n "$signalled" ]; do :; done
+    [ "$code" -ne 0 ] || code=$result
 done
 exit "$code"

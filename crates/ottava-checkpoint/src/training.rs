@@ -183,15 +183,17 @@ impl Contents {
         whole.chain(self.divided.iter().map(|regions| &regions.info)).map(|info| info.name.as_str())
     }
 
-    /// Returns the bytes of a [`Snapshot`] of what this rank writes, and the maximum bytes for a rank that does not lead.
-    pub fn snapshot_bytes(&self) -> [usize; 2] {
+    /// Returns the bytes of a [`Snapshot`] of what this rank writes, the maximum bytes for a rank that does not lead, and the bytes of all ranks, each
+    /// with as many divided tensors as this one.
+    pub fn snapshot_bytes(&self) -> [usize; 3] {
         let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
         let weights = |rank| -> usize { self.weights_of(rank).map(padded).sum() };
         let divided = self.divided.iter().map(|it| Snapshot::padded(it.elements() * it.info.dtype.size()));
         let (divided, whole) =
             (divided.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
         let others = (1..self.ranks).map(weights).max().unwrap_or(0);
-        [weights(self.rank) + whole + divided, others + divided]
+        let all = (0..self.ranks).map(weights).sum::<usize>();
+        [weights(self.rank) + whole + divided, others + divided, all + whole + self.ranks * divided]
     }
 
     /// Writes the files of this rank. `fetch` is called once for the bytes of each tensor, by name. Weights come first, in the order of the

@@ -2,7 +2,9 @@
 
 use crate::inventory::CommonStep;
 use crate::keeper::Keeper;
-use crate::message::{Epoch, HostId, Membership, Part, Report, Source, Step, Term, ToHub, ToKeeper};
+use crate::message::{
+    Epoch, HostId, Membership, Part, Report, Share, Source, Step, Stored, Term, ToHub, ToKeeper, Want,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -26,6 +28,8 @@ pub struct Policy {
     pub snapshots: bool,
     /// What to do about a slow host.
     pub straggler: Straggler,
+    /// The number of recoveries without a new snapshot that all places have sealed, and without a new checkpoint, after which the job ends.
+    pub most_recoveries: u32,
 }
 
 /// What the hub waits for.
@@ -43,8 +47,6 @@ pub enum Phase {
     Replay,
     /// New steps.
     Run,
-    /// A sign of life of this host.
-    Suspect(HostId),
     /// Nothing: the job has ended with this code.
     Ended(u8),
 }
@@ -60,6 +62,8 @@ pub enum HubEvent {
     Silent(HostId),
     /// A silent host sends heartbeats again.
     Heard(HostId),
+    /// A silent host was silent for too long in this epoch.
+    StaysSilent(Epoch, HostId),
     /// The hub has waited too long in this phase of this epoch.
     Timeout(Epoch, Phase),
     /// A host is slower than the other hosts.
@@ -109,6 +113,10 @@ struct Host {
     is_done: bool,
     /// The place of the host in the newest epoch.
     place: Option<u32>,
+    /// Whether the host sends no heartbeats in this epoch.
+    is_silent: bool,
+    /// The exit code of the workers of this epoch, if they ended by themselves.
+    code: Option<u8>,
 }
 
 /// The state of a hub.
@@ -136,6 +144,10 @@ pub struct Hub {
     sealed_by_all: Step,
     /// The number of places that have sealed no newer step.
     unsealed: usize,
+    /// The shares that could not be fetched from these hosts since training last started.
+    failed: BTreeSet<(Share, HostId)>,
+    /// The number of epochs that were formed since a snapshot was sealed by all or a checkpoint was complete.
+    recoveries: u32,
 }
 
 /// The bits of an epoch below the term of its hub. Epochs of different hubs are different, even if a hub knows nothing of an earlier one.
@@ -160,6 +172,8 @@ impl Hub {
             sealed: Vec::new(),
             sealed_by_all: 0,
             unsealed: 0,
+            failed: BTreeSet::new(),
+            recoveries: 0,
         }
     }
 
@@ -188,6 +202,11 @@ impl Hub {
         self.hosts.contains_key(&host)
     }
 
+    /// Returns the members that send no heartbeats.
+    pub fn silent(&self) -> impl Iterator<Item = HostId> {
+        self.hosts.iter().filter(|(_, host)| host.is_silent).map(|(host, _)| *host)
+    }
+
     /// Returns the newest step that all places have sealed.
     pub fn sealed(&self) -> Step {
         self.sealed_by_all
@@ -208,9 +227,14 @@ impl Hub {
             HubEvent::From(host, message) if self.hosts.contains_key(&host) => self.on_message(host, message, actions),
             HubEvent::From(..) => {}
             HubEvent::Closed(host) => self.lose(host, actions),
-            HubEvent::Silent(host) if self.trains() && self.is_member(host) => self.phase = Phase::Suspect(host),
-            HubEvent::Heard(host) if self.phase == Phase::Suspect(host) => self.phase = self.training(self.furthest),
-            HubEvent::Silent(_) | HubEvent::Heard(_) => {}
+            HubEvent::Silent(host) if self.trains() && self.is_member(host) => self.note_silent(host, true),
+            HubEvent::Silent(_) => {}
+            HubEvent::Heard(host) => self.note_silent(host, false),
+            HubEvent::StaysSilent(epoch, host) if epoch == self.epoch && self.is_silent(host) => {
+                actions.push(HubAction::Drop(host));
+                self.lose(host, actions);
+            }
+            HubEvent::StaysSilent(..) => {}
             HubEvent::Timeout(epoch, phase) if epoch == self.epoch && phase == self.phase => self.time_out(actions),
             HubEvent::Timeout(..) => {}
             HubEvent::Slow(host) => self.on_slow(host, actions),
@@ -224,7 +248,9 @@ impl Hub {
             }
             HubEvent::Stuck(_) => {}
             HubEvent::Saved(step) => {
-                self.disk = self.disk.max(Some(step));
+                if Some(step) > self.disk {
+                    (self.disk, self.recoveries) = (Some(step), 0);
+                }
                 if !self.policy.snapshots {
                     self.improve(actions);
                 }
@@ -234,7 +260,7 @@ impl Hub {
 
     /// Whether all workers run.
     fn trains(&self) -> bool {
-        matches!(self.phase, Phase::Replay | Phase::Run | Phase::Suspect(_))
+        matches!(self.phase, Phase::Replay | Phase::Run)
     }
 
     /// Whether workers run or start.
@@ -244,6 +270,16 @@ impl Hub {
 
     fn is_member(&self, host: HostId) -> bool {
         self.hosts.get(&host).is_some_and(|host| host.place.is_some())
+    }
+
+    fn is_silent(&self, host: HostId) -> bool {
+        self.hosts.get(&host).is_some_and(|host| host.is_silent)
+    }
+
+    fn note_silent(&mut self, host: HostId, is_silent: bool) {
+        if let Some(host) = self.hosts.get_mut(&host) {
+            host.is_silent = is_silent;
+        }
     }
 
     /// Returns the phase of training after `step`.
@@ -287,7 +323,13 @@ impl Hub {
             }
             ToHub::Sealed { epoch, step } if epoch == self.epoch && self.works() => self.seal(host, step, actions),
             ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() => self.hold(actions),
-            ToHub::Failed { epoch } if epoch == self.epoch && self.phase == Phase::Fill => self.hold(actions),
+            ToHub::Failed { epoch, want } if epoch == self.epoch && self.phase == Phase::Fill => {
+                self.failed.extend(want.map(|Want { stored, from }| (stored.share, from)));
+                self.hold(actions);
+            }
+            ToHub::WorkersEnded { epoch, code } if epoch == self.epoch && self.works() => {
+                self.note_end(host, code, actions);
+            }
             _ => {}
         }
     }
@@ -299,8 +341,21 @@ impl Hub {
         }
     }
 
+    /// Ends the job after the workers of all members have ended by themselves, with the first code that is not 0.
+    fn note_end(&mut self, host: HostId, code: u8, actions: &mut Vec<HubAction>) {
+        if let Some(known) = self.hosts.get_mut(&host).filter(|host| host.place.is_some()) {
+            known.code = Some(code);
+        }
+        let members = self.hosts.values().filter(|host| host.place.is_some());
+        if let Some(codes) = members.map(|host| host.code).collect::<Option<Vec<u8>>>() {
+            self.end(codes.into_iter().find(|code| *code != 0).unwrap_or(0), actions);
+        }
+    }
+
     fn note_started(&mut self, host: HostId) {
         if self.is_last(host) {
+            // All members have checked the shares of their places and copies.
+            self.failed.clear();
             self.phase = self.training(self.members.as_ref().map_or(0, |members| members.step));
         }
     }
@@ -334,7 +389,7 @@ impl Hub {
         *sealed = step;
         self.unsealed -= 1;
         if self.unsealed == 0 {
-            (self.sealed_by_all, self.unsealed) = (step, self.sealed.len());
+            (self.sealed_by_all, self.unsealed, self.recoveries) = (step, self.sealed.len(), 0);
             self.send_members(&ToKeeper::Sealed { epoch: self.epoch, step }, actions);
             self.improve(actions);
         }
@@ -390,7 +445,6 @@ impl Hub {
                 return self.form(actions);
             }
             Phase::Fill | Phase::Start => late(|host| host.place.is_some() && !host.is_done),
-            Phase::Suspect(host) => vec![host],
             Phase::Replay | Phase::Run | Phase::Ended(_) => Vec::new(),
         };
         for host in late {
@@ -412,7 +466,7 @@ impl Hub {
         (self.phase, self.is_announced) = (Phase::Hold, true);
         self.awaited = self.hosts.len();
         for (host, known) in &mut self.hosts {
-            known.report = None;
+            (known.report, known.is_silent, known.code) = (None, false, None);
             actions.push(HubAction::Send(*host, ToKeeper::Hold { epoch: self.epoch }));
         }
         self.form_if_reported(actions);
@@ -439,20 +493,24 @@ impl Hub {
         if size < Some(before) && !self.waited {
             return;
         }
-        let Some(size) = size else { return self.end("fewer hosts are left than the job needs", actions) };
+        let Some(size) = size else { return self.fail("fewer hosts are left than the job needs", actions) };
         let is_here = |last: &Arc<Membership>| last.hosts.iter().any(|host| self.hosts.contains_key(host));
         if !last.as_ref().is_none_or(is_here) {
-            return self.end("no host of the last epoch is left to say that its workers stopped", actions);
+            return self.fail("no host of the last epoch is left to say that its workers stopped", actions);
         }
+        if self.recoveries > self.policy.most_recoveries {
+            return self.fail("the job recovered too often without a new snapshot or checkpoint", actions);
+        }
+        self.recoveries += 1;
         let hosts = self.choose_hosts(size, last.as_deref());
-        let memories =
-            self.hosts.iter().filter_map(|(host, known)| Some((*host, known.report.as_ref()?.memory.as_slice())));
+        let memories = self.memories();
+        let memories = memories.iter().map(|(host, memory)| (*host, memory.as_slice()));
         let common = if self.policy.snapshots { CommonStep::newest(memories) } else { None };
         let is_lost = common.is_none();
         // A checkpoint may be newer than a snapshot that is still being copied.
         let common = common.filter(|common| Some(common.step) >= self.disk);
         let Some(step) = common.as_ref().map(|common| common.step).or(self.disk) else {
-            return self.end("both copies of a snapshot are lost, and there is no checkpoint", actions);
+            return self.fail("both copies of a snapshot are lost, and there is no checkpoint", actions);
         };
         if self.policy.snapshots && is_lost && last.is_some() {
             actions.push(HubAction::Warn(Warning::CopiesLost(step)));
@@ -479,6 +537,15 @@ impl Hub {
         }
     }
 
+    /// Returns the reported shares of each host, without the shares that could not be fetched.
+    fn memories(&self) -> Vec<(HostId, Vec<Stored>)> {
+        let reports = self.hosts.iter().filter_map(|(host, known)| Some((*host, known.report.as_ref()?)));
+        let usable = |host: HostId, report: &Report| {
+            report.memory.iter().filter(|stored| !self.failed.contains(&(stored.share, host))).copied().collect()
+        };
+        reports.map(|(host, report)| (host, usable(host, report))).collect()
+    }
+
     /// Chooses `size` hosts. Hosts of the last epoch keep their places if the number of places stays the same. Slow hosts are the last choice.
     fn choose_hosts(&self, size: u32, last: Option<&Membership>) -> Vec<HostId> {
         let is_slow = |host: &HostId| self.hosts[host].is_slow && self.policy.straggler == Straggler::Swap;
@@ -497,10 +564,14 @@ impl Hub {
         old.into_iter().filter_map(|host| if chosen.contains(&host) { Some(host) } else { others.next() }).collect()
     }
 
-    fn end(&mut self, reason: &'static str, actions: &mut Vec<HubAction>) {
-        self.phase = Phase::Ended(Keeper::LOST);
+    fn fail(&mut self, reason: &'static str, actions: &mut Vec<HubAction>) {
         actions.push(HubAction::Warn(Warning::Ended(reason)));
-        let message = ToKeeper::End { code: Keeper::LOST };
+        self.end(Keeper::LOST, actions);
+    }
+
+    fn end(&mut self, code: u8, actions: &mut Vec<HubAction>) {
+        self.phase = Phase::Ended(code);
+        let message = ToKeeper::End { code };
         actions.extend(self.hosts.keys().map(|host| HubAction::Send(*host, message.clone())));
     }
 }

@@ -20,7 +20,7 @@ struct Held {
 }
 
 /// The copies of the shares of one snapshot, by place: each with its digest and its host.
-type Found = Vec<Vec<(Digest, HostId)>>;
+type Found = BTreeMap<u32, Vec<(Digest, HostId)>>;
 
 impl CommonStep {
     /// Returns the newest step for which `memories` have a share of each place. Shares of different epochs are not combined. Two copies of a share with
@@ -29,19 +29,21 @@ impl CommonStep {
         let mut snapshots: BTreeMap<(Step, Epoch, u32), Found> = BTreeMap::new();
         for (host, memory) in memories {
             for Stored { share: Share { step, epoch, places, place }, digest } in memory {
-                let found =
-                    snapshots.entry((*step, *epoch, *places)).or_insert_with(|| vec![Vec::new(); *places as usize]);
-                found[*place as usize].push((*digest, host));
+                snapshots.entry((*step, *epoch, *places)).or_default().entry(*place).or_default().push((*digest, host));
             }
         }
         let common = |((step, epoch, places), found): ((Step, Epoch, u32), Found)| {
-            let of_place = |(place, copies): (usize, Vec<(Digest, HostId)>)| {
+            // A report with a place that does not exist, or with no places, gives no complete snapshot.
+            if found.is_empty() || !found.keys().copied().eq(0..places) {
+                return None;
+            }
+            let of_place = |(place, copies): (u32, Vec<(Digest, HostId)>)| {
                 let &(digest, _) = copies.first()?;
                 let agree = copies.iter().all(|(other, _)| *other == digest);
-                let stored = Stored { share: Share { step, epoch, places, place: place as u32 }, digest };
+                let stored = Stored { share: Share { step, epoch, places, place }, digest };
                 agree.then(|| Held { stored, hosts: copies.into_iter().map(|(_, host)| host).collect() })
             };
-            let shares = found.into_iter().enumerate().map(of_place).collect::<Option<Vec<_>>>()?;
+            let shares = found.into_iter().map(of_place).collect::<Option<Vec<_>>>()?;
             Some(CommonStep { step, shares })
         };
         snapshots.into_iter().rev().find_map(common)
@@ -103,6 +105,15 @@ mod tests {
         let damaged = Stored { digest: 1, ..stored(8, 1, 2, 0) };
         let copies = [(7, vec![stored(8, 1, 2, 0)]), (9, vec![stored(8, 1, 2, 1), damaged])];
         assert_eq!(newest(&copies), None);
+    }
+
+    #[test]
+    fn a_wrong_report_neither_panics_nor_takes_memory() {
+        let good = [(7, vec![stored(8, 1, 2, 0)]), (9, vec![stored(8, 1, 2, 1)])];
+        for (places, place) in [(0, 0), (1, 5), (0, u32::MAX), (u32::MAX, u32::MAX - 1), (2, 2)] {
+            let wrong = (11, vec![stored(9, 1, places, place)]);
+            assert_eq!(newest(&[good[0].clone(), good[1].clone(), wrong]).map(|common| common.step), Some(8));
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The keeper of a host: it starts and stops the workers, and stores snapshots that outlive them.
 
-use crate::message::{Digest, Epoch, HostId, Part, Report, Share, Step, Stored, Term, ToHub, ToKeeper, ToPeer};
+use crate::message::{Digest, Epoch, HostId, Part, Report, Share, Step, Stored, Term, ToHub, ToKeeper, ToPeer, Want};
 use std::sync::Arc;
 
 /// Something that happened at a host.
@@ -40,6 +40,8 @@ pub enum KeeperEvent {
     FetchFailed {
         /// The epoch.
         epoch: Epoch,
+        /// The share that failed; `None` if the checkpoint cannot be loaded.
+        want: Option<Want>,
     },
     /// The workers are connected and have loaded their state.
     Started {
@@ -48,18 +50,32 @@ pub enum KeeperEvent {
     },
     /// The workers completed a step.
     Stepped {
+        /// The epoch of the workers.
+        epoch: Epoch,
         /// The step.
         step: Step,
     },
     /// The workers wrote a snapshot of their slices to the memory of the host.
     Snapshot {
+        /// The epoch of the workers.
+        epoch: Epoch,
         /// The step.
         step: Step,
         /// The digest of the bytes.
         digest: Digest,
     },
     /// A worker process ended.
-    WorkerLost,
+    WorkerLost {
+        /// The epoch of the worker.
+        epoch: Epoch,
+    },
+    /// All workers of the host ended by themselves, for example after the last step.
+    WorkersEnded {
+        /// The epoch of the workers.
+        epoch: Epoch,
+        /// Their exit code: the first one that is not 0.
+        code: u8,
+    },
     /// A check found that the bytes of a share no longer have their digest.
     Damaged {
         /// The share.
@@ -177,24 +193,31 @@ impl Keeper {
                 self.work = Work::Ready;
                 vec![KeeperAction::Send(ToHub::Ready { epoch })]
             }
-            KeeperEvent::FetchFailed { epoch } if self.is_filling(epoch) => {
-                vec![KeeperAction::Send(ToHub::Failed { epoch })]
+            KeeperEvent::FetchFailed { epoch, want } if self.is_filling(epoch) => {
+                vec![KeeperAction::Send(ToHub::Failed { epoch, want })]
             }
             KeeperEvent::Started { epoch } if self.is_running(epoch) => {
                 vec![KeeperAction::Send(ToHub::Started { epoch })]
             }
             KeeperEvent::Fetched { .. } | KeeperEvent::FetchFailed { .. } | KeeperEvent::Started { .. } => Vec::new(),
-            KeeperEvent::Stepped { step } if self.work == Work::Running => {
+            KeeperEvent::Stepped { epoch, step } if self.is_running(epoch) => {
                 self.reached = step;
-                vec![KeeperAction::Send(ToHub::Beat { epoch: self.epoch, step })]
+                vec![KeeperAction::Send(ToHub::Beat { epoch, step })]
             }
-            KeeperEvent::Snapshot { step, digest } if self.work == Work::Running => self.snapshot(step, digest),
-            KeeperEvent::WorkerLost if self.work == Work::Running => {
+            KeeperEvent::Snapshot { epoch, step, digest } if self.is_running(epoch) => self.snapshot(step, digest),
+            KeeperEvent::WorkerLost { epoch } if self.is_running(epoch) => {
                 let mut actions = self.stop();
-                actions.push(KeeperAction::Send(ToHub::WorkerLost { epoch: self.epoch }));
+                actions.push(KeeperAction::Send(ToHub::WorkerLost { epoch }));
                 actions
             }
-            KeeperEvent::Stepped { .. } | KeeperEvent::Snapshot { .. } | KeeperEvent::WorkerLost => Vec::new(),
+            KeeperEvent::WorkersEnded { epoch, code } if self.is_running(epoch) => {
+                vec![KeeperAction::Send(ToHub::WorkersEnded { epoch, code })]
+            }
+            // Workers of an earlier epoch may have reported before they were stopped.
+            KeeperEvent::Stepped { .. }
+            | KeeperEvent::Snapshot { .. }
+            | KeeperEvent::WorkerLost { .. }
+            | KeeperEvent::WorkersEnded { .. } => Vec::new(),
             KeeperEvent::Damaged { share } => {
                 self.memory.retain(|stored| stored.share != share);
                 Vec::new()
@@ -311,3 +334,41 @@ impl Keeper {
 
 /// The number of snapshots of a place that a host stores: one that all places have sealed, and one that is being taken.
 const GENERATIONS: usize = 2;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{Membership, Source};
+
+    /// Returns a keeper whose workers run in `epoch`.
+    fn running(epoch: Epoch) -> Keeper {
+        let mut keeper = Keeper::new(0);
+        let members = Arc::new(Membership { epoch, hosts: vec![0], step: 0 });
+        let part = Part { members, place: 0, source: Source::Disk, wants: Vec::new() };
+        keeper.on(KeeperEvent::Connected { term: 1 });
+        for message in [ToKeeper::Hold { epoch }, ToKeeper::Fill(part)] {
+            keeper.on(KeeperEvent::FromHub { term: 1, message });
+        }
+        keeper.on(KeeperEvent::Fetched { epoch, shares: Vec::new() });
+        keeper.on(KeeperEvent::FromHub { term: 1, message: ToKeeper::Start { epoch } });
+        assert_eq!(keeper.work(), Work::Running);
+        keeper
+    }
+
+    #[test]
+    fn reports_of_workers_of_an_earlier_epoch_change_nothing() {
+        let events = |epoch| {
+            [
+                KeeperEvent::Stepped { epoch, step: 5 },
+                KeeperEvent::Snapshot { epoch, step: 5, digest: 1 },
+                KeeperEvent::WorkerLost { epoch },
+                KeeperEvent::WorkersEnded { epoch, code: 0 },
+            ]
+        };
+        for (late, current) in events(6).into_iter().zip(events(7)) {
+            let mut keeper = running(7);
+            assert_eq!((keeper.on(late), &keeper), (Vec::new(), &running(7)));
+            assert!(!keeper.on(current).is_empty());
+        }
+    }
+}

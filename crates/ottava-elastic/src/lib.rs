@@ -12,7 +12,11 @@
 //!
 //! **Common step.** A host has two buffers for snapshots of a place. The older one is overwritten only after all places have stored and copied the newer
 //! one, so a step that all places have always exists. With the loss of a host and of the host with its copies, the job restarts from the newest
-//! checkpoint. If there is none, or if no host of the last epoch is left, the job ends with exit code 5, and the launcher starts it again.
+//! checkpoint. If there is none, or if no host of the last epoch is left, the job ends with exit code 5, and the launcher starts it again. A share that could
+//! not be fetched from a host is not read from this host again in the same recovery: the hub takes the copy, then the older step, then the checkpoint.
+//!
+//! **End.** If the workers of all hosts end by themselves, the job ends with the first of their exit codes that is not 0. After
+//! [`Policy::most_recoveries`] recoveries without a new snapshot or checkpoint, it ends with exit code 5.
 //!
 //! **Two assumptions.** The launcher starts one hub at a time, with increasing numbers. A new hub forms an epoch without all hosts only after a timeout
 //! that is longer than the `silence_timeout` after which keepers without a hub stop their workers.

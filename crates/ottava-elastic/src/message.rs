@@ -154,6 +154,8 @@ pub enum ToHub {
     Failed {
         /// The epoch.
         epoch: Epoch,
+        /// The share that failed. The hub reads it from this host no more. `None` if the checkpoint cannot be loaded.
+        want: Option<Want>,
     },
     /// The workers run.
     Started {
@@ -178,6 +180,13 @@ pub enum ToHub {
     WorkerLost {
         /// The epoch.
         epoch: Epoch,
+    },
+    /// All workers of the host ended by themselves.
+    WorkersEnded {
+        /// The epoch.
+        epoch: Epoch,
+        /// Their exit code.
+        code: u8,
     },
 }
 

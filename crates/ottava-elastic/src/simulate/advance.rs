@@ -92,7 +92,7 @@ impl Job<'_> {
         }
         for host in &members.hosts {
             if let Some(keeper) = &mut self.keepers[*host as usize] {
-                keeper.on(KeeperEvent::Stepped { step: done });
+                keeper.on(KeeperEvent::Stepped { epoch: members.epoch, step: done });
             }
         }
         for (step, is_sealed) in rounds {
@@ -107,7 +107,7 @@ impl Job<'_> {
     /// Takes a snapshot at all members. If it is not sealed, no copy arrives.
     fn snapshot(&mut self, members: &Membership, step: Step, is_sealed: bool) {
         for (place, host) in (0..).zip(&members.hosts) {
-            let event = KeeperEvent::Snapshot { step, digest: digest(step, place) };
+            let event = KeeperEvent::Snapshot { epoch: members.epoch, step, digest: digest(step, place) };
             if is_sealed {
                 for event in self.settle(*host, event) {
                     self.tell_hub(event);

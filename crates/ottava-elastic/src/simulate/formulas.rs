@@ -16,6 +16,11 @@ pub struct Disk {
 }
 
 impl Disk {
+    /// Whether failures are so rare that the formula of [`Disk::goodput`] holds: at least ten restarts apart.
+    pub fn is_rare(&self) -> bool {
+        self.between_failures >= 10.0 * self.restart
+    }
+
     /// Returns the interval between checkpoints that maximizes the goodput: `d + sqrt(2 d (M + R) + d²)`. It exceeds the interval `sqrt(2 d M)` of Young
     /// 1974 slightly.
     pub fn best_interval(&self) -> f64 {
@@ -23,8 +28,7 @@ impl Disk {
         pause + (2.0 * pause * (between_failures + restart) + pause * pause).sqrt()
     }
 
-    /// Returns the share of the time that trains new steps, if checkpoints are `interval` apart: `1 - d/t - (t/2 + w + R)/M`. It holds if failures are
-    /// much rarer than restarts are long.
+    /// Returns the share of the time that trains new steps, if checkpoints are `interval` apart: `1 - d/t - (t/2 + w + R)/M`. It holds if [`Disk::is_rare`].
     pub fn goodput(&self, interval: f64) -> f64 {
         let Disk { between_failures, pause, write, restart } = *self;
         1.0 - pause / interval - (interval / 2.0 + write + restart) / between_failures
@@ -40,14 +44,16 @@ pub fn memory_goodput(cost: f64, restart: f64, between_failures: f64) -> f64 {
 /// Returns the smallest number of spare hosts that is enough with a probability of `quantile`, if `lost` hosts are being repaired on average. The number
 /// of hosts in repair has a Poisson distribution.
 pub fn spares(lost: f64, quantile: f64) -> u32 {
-    let (mut term, mut sum, mut count) = ((-lost).exp(), 0.0, 0);
+    // The first terms of a large number are too small for a float, but their logarithms are not.
+    let (mut log, mut sum, mut count) = (-lost, 0.0, 0);
     loop {
+        let term = log.exp();
         sum += term;
         // The sum of rounded terms may stay below a quantile close to 1.
         if sum >= quantile || (term < f64::EPSILON && f64::from(count) > lost) {
             return count;
         }
         count += 1;
-        term *= lost / f64::from(count);
+        log += (lost / f64::from(count)).ln();
     }
 }

@@ -93,6 +93,9 @@ pub struct Inputs {
     pub smallest: u32,
     /// The kinds of failures.
     pub causes: Vec<Cause>,
+    /// The least and the most seconds between two failures, with a uniform distribution in between; `None` for an exponential distribution with
+    /// the mean of `causes`.
+    pub apart: Option<[f64; 2]>,
     /// The share of the losses of hosts that also take the next host.
     pub in_pairs: f64,
     /// Slow hosts, if there are any.

@@ -45,6 +45,9 @@ pub(super) enum Event {
 const REPORT_TIMEOUT: f64 = 30.0;
 const START_TIMEOUT: f64 = 3600.0;
 
+/// The number of recoveries without a snapshot or a checkpoint after which a job ends. The hub learns of both only when training stops.
+const MOST_RECOVERIES: u32 = 1000;
+
 /// A simulated job.
 #[derive(Debug)]
 pub(super) struct Job<'a> {
@@ -122,11 +125,7 @@ impl<'a> Job<'a> {
                 }
             }
             Event::ToKeeper(host, event) => self.tell(host, event),
-            Event::WorkerLost(host, epoch) => {
-                if self.keepers[host as usize].as_ref().is_some_and(|keeper| keeper.epoch() == epoch) {
-                    self.tell(host, KeeperEvent::WorkerLost);
-                }
-            }
+            Event::WorkerLost(host, epoch) => self.tell(host, KeeperEvent::WorkerLost { epoch }),
             Event::Repaired(host) => self.repair(host),
             Event::Launch => {
                 self.is_launching = false;
@@ -172,6 +171,7 @@ impl<'a> Job<'a> {
             hosts: living,
             snapshots: self.inputs.snapshots.is_some(),
             straggler: policy,
+            most_recoveries: MOST_RECOVERIES,
         };
         self.hub = Some(Hub::new(policy, self.term, Some(self.disk)));
         self.hub_host = self.keepers.iter().position(Option::is_some).unwrap_or(0) as HostId;
@@ -183,7 +183,11 @@ impl<'a> Job<'a> {
 
     fn next_failure(&mut self) {
         let all = self.keepers.len() as f64 / f64::from(self.inputs.hosts);
-        let delay = self.random.exponential(self.inputs.mean_time_between_failures() / all);
+        let of_hosts = match self.inputs.apart {
+            Some([least, most]) => least + (most - least) * self.random.uniform(),
+            None => self.random.exponential(self.inputs.mean_time_between_failures()),
+        };
+        let delay = of_hosts / all;
         self.clock.after(delay, Event::Failure);
     }
 
@@ -323,7 +327,7 @@ impl<'a> Job<'a> {
     fn change_phase(&mut self, phase: Phase) {
         match phase {
             Phase::Run | Phase::Replay if self.training.is_none() => self.start_training(),
-            Phase::Run | Phase::Replay | Phase::Suspect(_) | Phase::Fill | Phase::Start => self.stop_waiting(),
+            Phase::Run | Phase::Replay | Phase::Fill | Phase::Start => self.stop_waiting(),
             Phase::Hold => self.stop_training(),
             Phase::Form => {
                 self.outcome.exhausted += 1;
@@ -348,7 +352,7 @@ impl<'a> Job<'a> {
         }
         self.timer = (epoch, Some(phase));
         let delay = match phase {
-            Phase::Hold | Phase::Suspect(_) => REPORT_TIMEOUT,
+            Phase::Hold => REPORT_TIMEOUT,
             Phase::Form => self.inputs.times.wait,
             Phase::Fill | Phase::Start => START_TIMEOUT,
             Phase::Run | Phase::Replay | Phase::Ended(_) => return,

@@ -37,6 +37,9 @@ impl Inputs {
     /// The quantile of the number of hosts in repair for which there are spares.
     pub const SPARES_QUANTILE: f64 = 0.99;
 
+    /// The largest number of spares of a simulation. It bounds memory and time.
+    pub const MOST_SPARES: u32 = 10_000;
+
     /// Returns a job of `hosts` hosts that goes back to a checkpoint after each failure, with `restart` seconds from a failure to the next step, the best
     /// interval between checkpoints, and enough spares. A checkpoint pauses training for 10 s and takes 60 s to write. A host is repaired in 2 days.
     pub fn disk(hosts: u32, gpus_per_host: u32, causes: Vec<Cause>, restart: f64, days: f64) -> Inputs {
@@ -57,6 +60,7 @@ impl Inputs {
             gpus_per_host,
             smallest: hosts,
             causes,
+            apart: None,
             in_pairs: 0.0,
             stragglers: None,
             policy: Straggler::Warn,
@@ -89,12 +93,22 @@ impl Inputs {
         }
     }
 
-    /// Returns the number of spares that is enough with a probability of [`Inputs::SPARES_QUANTILE`].
+    /// Returns the number of spares that is enough with a probability of [`Inputs::SPARES_QUANTILE`], at most [`Inputs::MOST_SPARES`]. Spares fail as
+    /// often as other hosts.
     pub fn enough_spares(&self) -> u32 {
         let of_hosts = self.causes.iter().filter(|cause| cause.scope == Scope::Host);
         let per_1000_gpu_days: f64 = of_hosts.map(|cause| cause.per_1000_gpu_days).sum();
-        let lost = per_1000_gpu_days / 1000.0 * f64::from(self.gpus()) * self.times.repair / DAY;
-        spares(lost, Inputs::SPARES_QUANTILE)
+        let per_repair = per_1000_gpu_days / 1000.0 * f64::from(self.gpus_per_host) * self.times.repair / DAY;
+        // A host that is being repaired cannot fail.
+        let in_repair = per_repair / (1.0 + per_repair);
+        let mut count = 0;
+        loop {
+            let needed = spares(in_repair * f64::from(self.hosts + count), Inputs::SPARES_QUANTILE);
+            if needed <= count || count >= Inputs::MOST_SPARES {
+                return count.min(Inputs::MOST_SPARES);
+            }
+            count = needed;
+        }
     }
 }
 
@@ -121,10 +135,10 @@ pub fn published() -> Vec<Published> {
     let all = |rate: f64| vec![cause("all causes", rate, Scope::Process)];
     let of_100k = || Inputs::disk(125, 800, all(BROAD_PER_1000_GPU_DAYS), 600.0, 30.0);
     let of_64 = || {
-        // A failure per 60 minutes on 64 GPUs.
+        // A failure in 45 to 75 minutes on 64 GPUs.
         let inputs = Inputs::disk(8, 8, all(24.0 / 64.0 * 1000.0), 22.5 * 60.0, 40.0);
         let saves = Saves { interval: 100.0 * STEP_OF_64, ..inputs.saves };
-        Inputs { step: STEP_OF_64, saves, ..inputs }
+        Inputs { step: STEP_OF_64, saves, apart: Some([45.0 * 60.0, 75.0 * 60.0]), ..inputs }
     };
     let of_minutes = |minutes: f64| 3000.0 * STEP_OF_64 / 60.0 / minutes;
     vec![

@@ -1,16 +1,19 @@
 //! Tests that a job survives losses in every order: of hosts, ranks, the hub, messages and copies.
 
+mod faults;
 mod world;
 
+use faults::{Fault, Move, Settings};
 use ottava_elastic::{HostId, Phase, Policy, Step, Straggler};
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
-use world::{Fault, Move, Settings, World};
+use world::World;
 
 /// Returns a job of `places` hosts and `spares`.
 fn job(places: u32, spares: u32, last: Step) -> Settings {
     let hosts = places + spares;
-    let policy = Policy { sizes: vec![places], hosts, snapshots: true, straggler: Straggler::Warn };
+    let policy =
+        Policy { sizes: vec![places], hosts, snapshots: true, straggler: Straggler::Warn, most_recoveries: 12 };
     Settings { policy, interval: 1, save_steps: 1000, last }
 }
 
@@ -64,12 +67,84 @@ fn every_order_of_a_loss_without_a_spare() {
 fn every_order_of_two_losses_of_one_host_and_a_spare() {
     let states = explore(&job(1, 1, 2), 2, |world| {
         let hub = [Fault::Hub, Fault::EarlyTimeout];
-        let host = |host: HostId| {
-            [Fault::HostAndHub(host), Fault::Silent(host, false), Fault::Silent(host, true), Fault::Damage(host)]
-        };
+        let host =
+            |host: HostId| [Fault::HostAndHub(host), Fault::Silent(host), Fault::Damage(host), Fault::Corrupt(host)];
         losses(world).into_iter().chain(hub).chain(world.living().into_iter().flat_map(host)).collect()
     });
     println!("{states} states");
+}
+
+/// Returns a job of two hosts and a spare that has taken two snapshots. The last snapshot is damaged on these hosts without a report.
+fn corrupted(hosts: &[HostId]) -> (Settings, World) {
+    let settings = job(2, 1, 6);
+    let mut world = World::new(&settings);
+    make_moves(&mut world, &settings, |world| world.sealed() == Some(2));
+    for host in hosts {
+        world.make(Move::Fault(Fault::Corrupt(*host)), &settings).unwrap();
+    }
+    world.make(Move::Fault(Fault::Worker(0)), &settings).unwrap();
+    (settings, world)
+}
+
+/// Makes moves, steps last, until `is_done`.
+fn make_moves(world: &mut World, settings: &Settings, is_done: impl Fn(&World) -> bool) {
+    for _ in 0..1000 {
+        if is_done(world) {
+            return;
+        }
+        let moves = world.moves(settings);
+        let next = moves.iter().find(|next| **next != Move::Step).unwrap_or(&Move::Step);
+        world.make(*next, settings).unwrap();
+    }
+    panic!("no progress: {world:#?}");
+}
+
+#[test]
+fn a_damaged_share_is_read_from_its_copy_or_an_older_step_is_taken() {
+    for (hosts, step) in [(&[0][..], 2), (&[0, 1], 1)] {
+        let (settings, mut world) = corrupted(hosts);
+        let first = world.hub.as_ref().and_then(|hub| hub.members()).map_or(0, |members| members.epoch);
+        let formed = |world: &World| world.hub.as_ref().and_then(|hub| hub.members().cloned());
+        make_moves(&mut world, &settings, |world| {
+            world.phase() == Some(Phase::Run) && formed(world).is_some_and(|members| members.epoch > first)
+                || world.phase() == Some(Phase::Replay)
+        });
+        assert_eq!(formed(&world).map(|members| members.step), Some(step), "{hosts:?}");
+        make_moves(&mut world, &settings, |world| world.is_over(&settings));
+    }
+}
+
+#[test]
+fn a_job_that_only_recovers_ends() {
+    let settings = job(2, 0, 6);
+    let mut world = World::new(&settings);
+    let mut failures = 0;
+    while !world.has_ended() {
+        make_moves(&mut world, &settings, |world| world.has_ended() || world.phase() == Some(Phase::Run));
+        if !world.has_ended() {
+            world.make(Move::Fault(Fault::Worker(0)), &settings).unwrap();
+            make_moves(&mut world, &settings, |world| world.phase() != Some(Phase::Run));
+            failures += 1;
+        }
+        assert!(failures < 20, "the job goes on");
+    }
+    assert_eq!(failures, settings.policy.most_recoveries + 1);
+    assert_eq!(world.reason, Some("the job recovered too often without a new snapshot or checkpoint"));
+}
+
+#[test]
+fn a_job_ends_with_the_code_of_its_workers() {
+    for (codes, expected) in [([0, 0], 0), ([75, 75], 75), ([0, 4], 4)] {
+        let settings = job(2, 1, 6);
+        let mut world = World::new(&settings);
+        make_moves(&mut world, &settings, |world| world.sealed() == Some(2));
+        for (host, code) in [0, 1].into_iter().zip(codes) {
+            assert_eq!(world.phase(), Some(Phase::Run), "all workers end before the job");
+            world.end_workers(host, code);
+            make_moves(&mut world, &settings, |world| world.phase() != Some(Phase::Run) || !world.waits());
+        }
+        assert_eq!(world.phase(), Some(Phase::Ended(expected)));
+    }
 }
 
 /// A generator of reproducible random numbers.
@@ -93,16 +168,17 @@ fn fault(world: &World, random: &mut Random) -> Option<Fault> {
         return None;
     }
     let host = random.of(&living);
-    Some(match random.below(14) {
+    Some(match random.below(15) {
         0..4 => Fault::Host(host, random.below(2) == 0),
         4..6 => Fault::Worker(host),
         6 => Fault::Hub,
         7 => Fault::HostAndHub(host),
         8 => Fault::Pair(host),
-        9 => Fault::Silent(host, random.below(3) == 0),
+        9 => Fault::Silent(host),
         10 => Fault::Damage(host),
         11 => Fault::Slow(host),
         12 => Fault::Stuck(host),
+        13 => Fault::Corrupt(host),
         _ if !lost.is_empty() => Fault::Return(random.of(&lost)),
         _ => Fault::EarlyTimeout,
     })
@@ -125,7 +201,8 @@ fn run(seed: u64, met: &mut Met) {
     let (places, spares) = (1 + random.below(5) as u32, random.below(4) as u32);
     let sizes = if random.below(2) == 0 { vec![places] } else { (1..=places).rev().collect() };
     let straggler = random.of(&[Straggler::Warn, Straggler::Swap]);
-    let policy = Policy { sizes, hosts: places + spares, snapshots: random.below(8) > 0, straggler };
+    let policy =
+        Policy { sizes, hosts: places + spares, snapshots: random.below(8) > 0, straggler, most_recoveries: 100 };
     let settings =
         Settings { policy, interval: 1 + random.below(3) as Step, save_steps: 4 + random.below(8) as Step, last: 20 };
     let mut world = World::new(&settings);
@@ -145,10 +222,7 @@ fn run(seed: u64, met: &mut Met) {
         let next = next.unwrap_or_else(|| random.of(&world.moves(&settings)));
         if let Move::Fault(fault) = next {
             faults -= 1;
-            let phase = world.phase().map_or("no hub".to_string(), |phase| match phase {
-                Phase::Suspect(_) => "Suspect".into(),
-                phase => format!("{phase:?}"),
-            });
+            let phase = world.phase().map_or("no hub".to_string(), |phase| format!("{phase:?}"));
             let kind = format!("{fault:?}");
             if !["Slow", "Return", "Early"].iter().any(|other| kind.starts_with(other)) {
                 *met.faults.entry(phase).or_default() += 1;

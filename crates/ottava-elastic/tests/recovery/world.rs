@@ -1,69 +1,12 @@
 //! A small job whose messages, losses and crashes happen in any order that a test chooses.
 
+use crate::faults::{Fault, Move, Settings};
 use ottava_elastic::{
-    Epoch, HostId, Hub, HubAction, HubEvent, Keeper, KeeperAction, KeeperEvent, Membership, Part, Phase, Policy, Share,
-    Source, Step, Stored, Term, ToHub, ToKeeper, ToPeer, Warning,
+    Epoch, HostId, Hub, HubAction, HubEvent, Keeper, KeeperAction, KeeperEvent, Membership, Part, Phase, Share, Source,
+    Step, Stored, Term, ToHub, ToKeeper, ToPeer, Want, Warning,
 };
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-
-/// A job and its faults.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    pub policy: Policy,
-    /// A snapshot is due after each step that is a multiple of this.
-    pub interval: Step,
-    /// A checkpoint on disk is complete after each step that is a multiple of this.
-    pub save_steps: Step,
-    /// The job ends after this step.
-    pub last: Step,
-}
-
-/// What happens next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Move {
-    /// The hub handles the next event of a host.
-    ToHub(HostId),
-    /// A host handles the next event of its connection to the hub.
-    ToKeeper(HostId),
-    /// A host handles the next message of another host.
-    ToPeer(HostId, HostId),
-    /// The process of a keeper finishes its next task.
-    Task(HostId),
-    /// The workers of all members complete a step.
-    Step,
-    /// A new hub starts.
-    NewHub,
-    /// The hub waits no longer.
-    Timeout,
-    Fault(Fault),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Fault {
-    /// A host is lost. The messages that it sent may be lost as well.
-    Host(HostId, bool),
-    /// A worker process ends.
-    Worker(HostId),
-    /// The hub ends, without its host.
-    Hub,
-    /// A host and the hub are lost at once.
-    HostAndHub(HostId),
-    /// A host and the host with its copies are lost at once.
-    Pair(HostId),
-    /// The hub sees no heartbeats of a host that lives. The host may be heard again in time.
-    Silent(HostId, bool),
-    /// A host that was lost starts again.
-    Return(HostId),
-    /// The bytes of a share are damaged.
-    Damage(HostId),
-    /// A host is slow.
-    Slow(HostId),
-    /// No step ends.
-    Stuck(HostId),
-    /// The hub times out although messages are under way.
-    EarlyTimeout,
-}
 
 /// A task of the process of a keeper.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -87,6 +30,8 @@ struct Node {
     tasks: VecDeque<Task>,
     /// The hosts of the epoch whose workers run on this host.
     workers: Option<Arc<Membership>>,
+    /// The shares whose bytes no longer have their digest.
+    corrupt: BTreeSet<Share>,
 }
 
 /// The newest snapshot that all places stored and copied, and its hosts that were lost since.
@@ -179,6 +124,22 @@ impl World {
         }
     }
 
+    /// The newest step that all places have sealed.
+    pub fn sealed(&self) -> Option<Step> {
+        self.hub.as_ref().map(Hub::sealed)
+    }
+
+    /// Whether anything but a step can happen.
+    pub fn waits(&self) -> bool {
+        [self.to_hub.len(), self.to_keeper.len(), self.to_peer.len()] != [0; 3]
+    }
+
+    /// The workers of a host end by themselves.
+    pub fn end_workers(&mut self, host: HostId, code: u8) {
+        let epoch = self.nodes[&host].keeper.epoch();
+        self.tell(host, KeeperEvent::WorkersEnded { epoch, code });
+    }
+
     pub fn living(&self) -> Vec<HostId> {
         self.nodes.keys().copied().collect()
     }
@@ -202,6 +163,8 @@ impl World {
         if self.furthest_running() < settings.last && !self.able().is_empty() {
             moves.push(Move::Step);
         }
+        let silent = self.hub.iter().flat_map(Hub::silent);
+        moves.extend(silent.flat_map(|host| [Move::Heard(host), Move::StaysSilent(host)]));
         if moves.is_empty() {
             moves.push(Move::Timeout);
         }
@@ -249,6 +212,17 @@ impl World {
             Move::Step => self.step(settings)?,
             Move::NewHub => self.start_hub(settings),
             Move::Timeout => self.time_out_if_needed(settings)?,
+            Move::Heard(host) => {
+                let before = self.phase();
+                self.tell_hub(HubEvent::Heard(host), settings)?;
+                if self.phase() != before {
+                    return Err(format!("a host was heard again: {before:?}, then {:?}", self.phase()));
+                }
+            }
+            Move::StaysSilent(host) => {
+                let epoch = self.hub.as_ref().map_or(0, Hub::epoch);
+                self.tell_hub(HubEvent::StaysSilent(epoch, host), settings)?;
+            }
             Move::Fault(fault) => self.fail(fault, settings)?,
         }
         self.to_hub.retain(|_, queue| !queue.is_empty());
@@ -335,7 +309,13 @@ impl World {
     fn finish_task(&mut self, host: HostId) {
         let node = self.nodes.get_mut(&host).expect("the host lives");
         let event = match node.tasks.pop_front().expect("there is a task") {
-            Task::Fetch(part) => self.fetch(host, &part),
+            Task::Fetch(part) => {
+                let event = self.fetch(host, &part);
+                if let (KeeperEvent::Fetched { shares, .. }, Some(node)) = (&event, self.nodes.get_mut(&host)) {
+                    node.corrupt.retain(|share| shares.iter().all(|stored| stored.share != *share));
+                }
+                event
+            }
             Task::Start(members) => {
                 let epoch = members.epoch;
                 node.workers = Some(members);
@@ -344,7 +324,7 @@ impl World {
             Task::Snapshot(step) => {
                 let Part { members, place, .. } = node.keeper.part().expect("workers have a part");
                 let share = Share { step, epoch: members.epoch, places: members.places(), place: *place };
-                KeeperEvent::Snapshot { step, digest: digest(&share) }
+                KeeperEvent::Snapshot { epoch: members.epoch, step, digest: digest(&share) }
             }
         };
         self.tell(host, event);
@@ -353,14 +333,12 @@ impl World {
     fn fetch(&self, host: HostId, part: &Part) -> KeeperEvent {
         let (members, epoch) = (&part.members, part.members.epoch);
         let has = |from: HostId, stored: &Stored| {
-            self.nodes.get(&from).is_some_and(|node| node.keeper.memory().contains(stored))
+            let node = self.nodes.get(&from);
+            node.is_some_and(|node| node.keeper.memory().contains(stored) && !node.corrupt.contains(&stored.share))
         };
-        if !part
-            .wants
-            .iter()
-            .all(|want| has(want.from, &want.stored) && want.stored.digest == digest(&want.stored.share))
-        {
-            return KeeperEvent::FetchFailed { epoch };
+        let is_wrong = |want: &&Want| !has(want.from, &want.stored) || want.stored.digest != digest(&want.stored.share);
+        if let Some(want) = part.wants.iter().find(is_wrong) {
+            return KeeperEvent::FetchFailed { epoch, want: Some(*want) };
         }
         let shares = match part.wants.iter().all(|want| want.stored.share.places == members.places()) {
             true => part.wants.iter().filter(|want| want.from != host).map(|want| want.stored).collect(),
@@ -390,7 +368,7 @@ impl World {
             && members.hosts.iter().all(|host| of(host).has_room());
         self.furthest = self.furthest.max(step);
         for host in &members.hosts {
-            self.tell(*host, KeeperEvent::Stepped { step });
+            self.tell(*host, KeeperEvent::Stepped { epoch, step });
             if takes {
                 self.nodes.get_mut(host).expect("a member lives").tasks.push_back(Task::Snapshot(step));
             }
@@ -421,7 +399,12 @@ impl World {
     fn fail(&mut self, fault: Fault, settings: &Settings) -> Result<(), String> {
         match fault {
             Fault::Host(host, keeps_messages) => self.lose_host(host, keeps_messages),
-            Fault::Worker(host) => self.tell(host, KeeperEvent::WorkerLost),
+            Fault::Worker(host) => {
+                if let Some(node) = self.nodes.get(&host) {
+                    let epoch = node.keeper.epoch();
+                    self.tell(host, KeeperEvent::WorkerLost { epoch });
+                }
+            }
             Fault::Hub => self.lose_hub(),
             Fault::HostAndHub(host) => {
                 self.lose_host(host, false);
@@ -433,7 +416,7 @@ impl World {
                 self.lose_host(host, false);
                 copies.into_iter().for_each(|host| self.lose_host(host, false));
             }
-            Fault::Silent(host, is_heard) => self.be_silent(host, is_heard, settings)?,
+            Fault::Silent(host) => self.tell_hub(HubEvent::Silent(host), settings)?,
             Fault::Return(host) => {
                 self.gone.remove(&host);
                 self.nodes.insert(host, Node::new(host));
@@ -449,6 +432,19 @@ impl World {
                     self.tell(host, KeeperEvent::Damaged { share });
                 }
             }
+            Fault::Corrupt(host) => {
+                self.note_lost(host);
+                // A new epoch may have dropped older snapshots already, and nothing is known to be safe until it works.
+                if self.able().is_empty() {
+                    self.safe = None;
+                }
+                if let Some(node) = self.nodes.get_mut(&host) {
+                    let newest = node.keeper.memory().iter().map(|stored| stored.share).max_by_key(|share| share.step);
+                    let newest = newest.map(|share| share.step);
+                    let of_step = node.keeper.memory().iter().filter(|stored| Some(stored.share.step) == newest);
+                    node.corrupt.extend(of_step.map(|stored| stored.share));
+                }
+            }
             Fault::Slow(host) => self.tell_hub(HubEvent::Slow(host), settings)?,
             Fault::Stuck(host) => self.tell_hub(HubEvent::Stuck(Some(host)), settings)?,
             // A new hub may not form an epoch before keepers without a hub have stopped their workers.
@@ -461,24 +457,6 @@ impl World {
             }
         }
         Ok(())
-    }
-
-    fn be_silent(&mut self, host: HostId, is_heard: bool, settings: &Settings) -> Result<(), String> {
-        let before = self.hub.as_ref().map(|hub| (hub.epoch(), hub.phase()));
-        self.tell_hub(HubEvent::Silent(host), settings)?;
-        if self.phase() != Some(Phase::Suspect(host)) {
-            return Ok(());
-        }
-        if !is_heard {
-            return self.time_out(settings);
-        }
-        self.tell_hub(HubEvent::Heard(host), settings)?;
-        let after = self.hub.as_ref().map(|hub| (hub.epoch(), hub.phase()));
-        let trains = after.is_some_and(|(_, phase)| matches!(phase, Phase::Run | Phase::Replay));
-        match before.map(|(epoch, _)| epoch) == after.map(|(epoch, _)| epoch) && trains {
-            true => Ok(()),
-            false => Err(format!("a host was silent and heard again: {before:?}, then {after:?}")),
-        }
     }
 
     fn lose_host(&mut self, host: HostId, keeps_messages: bool) {
@@ -542,7 +520,10 @@ impl World {
         if able.len() > 1 {
             return Err(format!("two epochs work at once: {able:?}"));
         }
-        for members in able.values() {
+        // All hosts of an epoch that starts have its state, and drop the state of earlier epochs.
+        let starting = self.hub.as_ref().filter(|hub| hub.phase() == Phase::Start).and_then(Hub::members).cloned();
+        let starting = starting.filter(|members| members.hosts.iter().all(|host| self.nodes.contains_key(host)));
+        for members in able.values().chain(&starting) {
             for step in (self.safe.as_ref().map_or(1, |safe| safe.step)..=self.furthest).rev() {
                 if self.is_stored(members, step) {
                     self.safe = Some(Safe { step, members: Arc::clone(members), lost: BTreeSet::new() });
@@ -556,9 +537,10 @@ impl World {
     /// Whether the host of each place stores its share of `step`, and the host of the next place a copy.
     fn is_stored(&self, members: &Membership, step: Step) -> bool {
         let has = |host: HostId, place: u32| {
-            let memory = self.nodes[&host].keeper.memory();
-            memory.iter().any(|Stored { share, .. }| {
-                share.step == step && share.place == place && share.places == members.places()
+            let Node { keeper, corrupt, .. } = &self.nodes[&host];
+            keeper.memory().iter().any(|Stored { share, .. }| {
+                let is_here = share.step == step && share.place == place && share.places == members.places();
+                is_here && !corrupt.contains(share)
             })
         };
         (0..members.places()).all(|place| {
@@ -575,6 +557,6 @@ fn is_cut(to_keeper: &BTreeMap<HostId, VecDeque<Down>>, host: HostId) -> bool {
 
 impl Node {
     fn new(host: HostId) -> Node {
-        Node { keeper: Keeper::new(host), tasks: VecDeque::new(), workers: None }
+        Node { keeper: Keeper::new(host), tasks: VecDeque::new(), workers: None, corrupt: BTreeSet::new() }
     }
 }

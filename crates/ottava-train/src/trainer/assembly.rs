@@ -194,7 +194,7 @@ fn new_saver(Environment { config, resolved, device, .. }: &Environment, run: &m
     let mut saver = Saver::new(checkpoints(&config.output_dir), config.checkpoint.save_total_limit);
     if resolved.config.async_save {
         let Run { model, optimizer, step, .. } = run;
-        let [bytes, _] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
+        let [bytes, ..] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
         tracing::info!("host memory for snapshots of checkpoints: {:.2} GiB", bytes as f64 / f64::from(1 << 30));
         saver.write_behind(device, bytes)?;
     }

@@ -220,7 +220,7 @@ impl PlanCommand {
         let program = self.program.then(|| Programs::of_ranks(&resolved.config.run, is_tied)).transpose()?;
         let verdict = Verdict::new(&resolved, &plan, &checked, &device.to_string());
         let hosts = self.hosts.plan(&plan, self.step_ms, verdict.tokens)?;
-        let failures = self.hosts.tables();
+        let failures = self.hosts.tables(plan.memory.ranks)?;
         match self.json {
             true => print_json(&Printed {
                 verdict: &verdict,

@@ -1,36 +1,40 @@
 //! The part of `ottava plan` about several hosts: which groups of ranks cross hosts, bytes on each link, checkpoints, failures, spares and days.
 
-use super::plan_verdict::duration;
+mod print;
+
 use clap::Args;
 use ottava_common::{Error, Result};
 use ottava_elastic::Straggler;
 use ottava_elastic::simulate::{
     Cause, Inputs, LLAMA_3, Published, Snapshots, Spread, Stragglers, Summary, per_1000_gpu_days, published, run_seeds,
 };
+use ottava_parallel::Zero;
 use ottava_tensor::comm::{Axis, MeshShape};
 use ottava_train::plan::{CommunicationPlan, Links, PipelineCost, Plan, predict};
 use serde::Serialize;
 
 /// The options for jobs on several hosts.
 #[derive(Args)]
+#[command(group(clap::ArgGroup::new("simulated").args(["hosts", "failures"]).multiple(true)))]
 pub struct HostArgs {
     /// Plan for this many hosts with the same number of GPUs each: groups of ranks that cross hosts, bytes on each link, checkpoints, failures, spares, days.
     #[arg(long, value_name = "N", value_parser = super::count)]
     hosts: Option<usize>,
     /// The mean time between failures of the job in hours; by default, from the failures of Llama 3 405B per GPU.
-    #[arg(long, value_name = "HOURS", requires = "hosts")]
+    #[arg(long, value_name = "HOURS", requires = "simulated", allow_negative_numbers = true)]
     mtbf: Option<f64>,
     /// The minutes from a failure to the first step of the restarted job.
-    #[arg(long, value_name = "MINUTES", default_value_t = 10.0)]
+    #[arg(long, value_name = "MINUTES", default_value_t = 10.0, requires = "simulated")]
     restart: f64,
     /// The number of spare hosts; by default, enough in 99 % of the time, if a repair takes two days.
-    #[arg(long, value_name = "N", requires = "hosts")]
+    #[arg(long, value_name = "N", requires = "simulated")]
     spares: Option<u32>,
     /// The share of lost hosts that take the next host with them, for example by a switch, from 0 to 1.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, requires = "simulated")]
     paired_losses: f64,
-    /// The number of hosts per 1,000 GPUs and day that become slow. Steps then take 1.3 times as long, until a spare takes the place after 10 minutes.
-    #[arg(long, value_name = "N", default_value_t = 0.0, allow_negative_numbers = true)]
+    /// The number of hosts that become slow per 1,000 GPUs and day. With a slow host, a step takes 1.3 times as long. A slow host is noticed after 10
+    /// minutes, and a spare takes its place after the next checkpoint or snapshot.
+    #[arg(long, value_name = "N", default_value_t = 0.0, allow_negative_numbers = true, requires = "simulated")]
     slow_hosts: f64,
     /// The tokens of the run, such as 2e12; by default, from its steps.
     #[arg(long, value_name = "N", requires = "hosts")]
@@ -39,7 +43,7 @@ pub struct HostArgs {
     #[arg(long)]
     failures: bool,
     /// The number of simulations of each job, with seeds from 0.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value_t = 4, requires = "simulated")]
     seeds: u64,
 }
 
@@ -79,7 +83,7 @@ struct GroupPlan {
     axis: Axis,
     /// The number of ranks of a group.
     ranks: usize,
-    /// The number of hosts of a group.
+    /// The number of hosts of the group on most hosts.
     hosts: usize,
 }
 
@@ -104,8 +108,8 @@ pub struct HostPlan {
     save_steps: u64,
     spares: u32,
     restart_minutes: f64,
-    /// The goodput by the formula for checkpoints on disk.
-    formula_goodput: f64,
+    /// The goodput by the formula for checkpoints on disk; `None` if failures are too frequent for the formula.
+    formula_goodput: Option<f64>,
     /// The simulation with checkpoints on disk.
     disk: Summary,
     /// The number of steps between snapshots in memory.
@@ -147,14 +151,26 @@ struct PublishedRow {
 /// The tables of `--failures`.
 #[derive(Serialize)]
 pub struct FailureTables {
+    /// The mean time between failures of `--mtbf` in hours, and the GPUs of its job; `None` for the failures of Llama 3 405B.
+    mtbf: Option<(f64, usize)>,
+    step_seconds: f64,
+    save_pause_seconds: f64,
+    save_write_seconds: f64,
+    restart_minutes: f64,
+    repair_days: f64,
     sizes: Vec<FailureRow>,
     published: Vec<PublishedRow>,
 }
 
-/// Errors with the name of the `option` if its `number` is not above 0.
-fn expect_above_zero(option: &str, number: Option<f64>) -> Result<()> {
-    match number.filter(|number| !(number.is_finite() && *number > 0.0)) {
-        Some(number) => Err(Error::Config(format!("{option} is {number}; it must be above 0"))),
+/// The hours between failures of a simulated job. More failures leave no time to train, and the times of fewer failures are not exact.
+const MTBF: [f64; 2] = [0.1, 100_000.0];
+
+/// Errors with the name and the meaning of the `option` if its `number` is not from `least` to `most`.
+fn expect_within(option: &str, meaning: &str, number: Option<f64>, [least, most]: [f64; 2]) -> Result<()> {
+    match number.filter(|number| !(least..=most).contains(number)) {
+        Some(number) => {
+            Err(Error::Config(format!("{option} is {number}; set {meaning}, a number from {least} to {most}")))
+        }
         None => Ok(()),
     }
 }
@@ -162,16 +178,17 @@ fn expect_above_zero(option: &str, number: Option<f64>) -> Result<()> {
 impl HostArgs {
     /// Errors if an option has no possible value.
     pub fn check(&self) -> Result<()> {
-        expect_above_zero("--mtbf", self.mtbf)?;
-        expect_above_zero("--restart", Some(self.restart))?;
-        expect_above_zero("--tokens", self.tokens)?;
-        if !(0.0..=1.0).contains(&self.paired_losses) {
-            return Err(Error::Config(format!("--paired-losses is {}; it is a share from 0 to 1", self.paired_losses)));
-        }
-        if !(self.slow_hosts.is_finite() && self.slow_hosts >= 0.0) {
-            return Err(Error::Config(format!("--slow-hosts is {}; it must be at least 0", self.slow_hosts)));
-        }
-        expect_above_zero("--seeds", Some(self.seeds as f64))
+        let (hosts, spares) = (self.hosts.map(|hosts| hosts as f64), self.spares.map(f64::from));
+        expect_within("--hosts", "the number of hosts", hosts, [1.0, 20_000.0])?;
+        expect_within("--mtbf", "the hours between failures of the job", self.mtbf, MTBF)?;
+        expect_within("--restart", "the minutes of a restart", Some(self.restart), [0.01, 1440.0])?;
+        expect_within("--spares", "the number of spare hosts", spares, [0.0, f64::from(Inputs::MOST_SPARES)])?;
+        expect_within("--tokens", "the tokens of the run", self.tokens, [1.0, 1e18])?;
+        let losses = Some(self.paired_losses);
+        expect_within("--paired-losses", "the share of lost hosts that take another host", losses, [0.0, 1.0])?;
+        let slow = Some(self.slow_hosts);
+        expect_within("--slow-hosts", "the hosts that become slow per 1,000 GPUs and day", slow, [0.0, 1000.0])?;
+        expect_within("--seeds", "the number of simulations", Some(self.seeds as f64), [1.0, 1000.0])
     }
 
     /// Plans `plan` on the hosts; `None` without `--hosts`. `step_ms` is the time of a step on a single GPU in milliseconds, and `tokens` are the tokens of
@@ -186,13 +203,12 @@ impl HostArgs {
         }
         let placement = Placement::new(&plan.mesh.shape, gpus / hosts);
         let step = placement.step(plan, step_ms)?;
-        let causes = self.causes(gpus as f64);
+        let causes = self.causes(gpus);
         let mut disk = self.disk(hosts as u32, (gpus / hosts) as u32, causes);
         let slice = placement.slice_bytes(plan);
         disk.step = step.seconds;
         disk.saves.pause = (slice / BUS).max(LEAST_PAUSE);
         disk.saves.write = slice * (gpus / hosts) as f64 / DISK;
-        disk.spares = self.spares.unwrap_or(disk.spares);
         disk.saves.interval = disk.as_disk().best_interval();
         let disk = with_days(disk);
         let snapshot_steps = (slice / BUS / SNAPSHOT_COST / step.seconds).ceil().max(1.0);
@@ -219,7 +235,7 @@ impl HostArgs {
             save_steps: (disk.saves.interval / step.seconds).round().max(1.0) as u64,
             spares: disk.spares,
             restart_minutes: self.restart,
-            formula_goodput: disk.as_disk().goodput(disk.saves.interval),
+            formula_goodput: disk.as_disk().is_rare().then(|| disk.as_disk().goodput(disk.saves.interval)),
             disk: run_seeds(&disk, self.seeds),
             snapshot_steps: snapshot_steps as u64,
             snapshot_bytes: 4.0 * slice * (gpus / hosts) as f64,
@@ -235,6 +251,7 @@ impl HostArgs {
         let slow = Stragglers { per_1000_gpu_days: self.slow_hosts, slowdown: SLOWDOWN, notice, lasts };
         let inputs = Inputs::disk(hosts, gpus_per_host, causes, self.restart * 60.0, 0.0);
         Inputs {
+            spares: self.spares.unwrap_or(inputs.spares),
             in_pairs: self.paired_losses,
             stragglers: (self.slow_hosts > 0.0).then_some(slow),
             policy: Straggler::Swap,
@@ -242,24 +259,44 @@ impl HostArgs {
         }
     }
 
-    /// Returns the causes of failures of a job of `gpus` GPUs.
-    fn causes(&self, gpus: f64) -> Vec<Cause> {
+    /// Returns the causes of failures, if `--mtbf` is about a job of `gpus` GPUs.
+    fn causes(&self, gpus: usize) -> Vec<Cause> {
         match self.mtbf {
-            Some(hours) => per_1000_gpu_days(24.0 / hours / gpus * 1000.0),
+            Some(hours) => per_1000_gpu_days(24.0 / hours / gpus as f64 * 1000.0),
             None => LLAMA_3.to_vec(),
         }
     }
 
-    /// Returns the tables of `--failures`; `None` without it.
-    pub fn tables(&self) -> Option<FailureTables> {
+    /// Returns the tables of `--failures`; `None` without it. `gpus` are the GPUs of the job of `--mtbf`.
+    ///
+    /// Errors with [`Error::Config`] if failures at one of the sizes are too frequent or too rare to simulate.
+    pub fn tables(&self, gpus: usize) -> Result<Option<FailureTables>> {
+        if !self.failures {
+            return Ok(None);
+        }
+        for (size, hours) in
+            SIZES.into_iter().filter_map(|size| Some((size, self.mtbf? * gpus as f64 / f64::from(size))))
+        {
+            if !(MTBF[0]..=MTBF[1]).contains(&hours) {
+                return Err(Error::Config(format!(
+                    "--mtbf is {} for a job of {gpus} GPUs; a job of {size} GPUs then fails every {hours:.2e} h, and --failures simulates times from {} to {} h; \
+                     set --gpus to the GPUs of the job that fails every {} h",
+                    self.mtbf.unwrap_or_default(),
+                    MTBF[0],
+                    MTBF[1],
+                    self.mtbf.unwrap_or_default()
+                )));
+            }
+        }
+        let assumed = self.disk(1, GPUS_PER_HOST, self.causes(gpus));
         let goodput = |inputs: &Inputs| run_seeds(inputs, self.seeds).goodput;
-        let row = |gpus: u32| {
-            let hosts = gpus / GPUS_PER_HOST;
-            let disk = with_days(self.disk(hosts, GPUS_PER_HOST, LLAMA_3.to_vec()));
+        let row = |size: u32| {
+            let hosts = size / GPUS_PER_HOST;
+            let disk = with_days(self.disk(hosts, GPUS_PER_HOST, self.causes(gpus)));
             let waits = Inputs { spares: 0, ..disk.clone() };
             let shrinks = Inputs { smallest: hosts - hosts / 4, ..waits.clone() };
             FailureRow {
-                gpus,
+                gpus: size,
                 mtbf_hours: disk.mean_time_between_failures() / 3600.0,
                 spares: disk.spares,
                 disk_waits: goodput(&waits),
@@ -274,16 +311,22 @@ impl HostArgs {
             published_goodput: run.goodput,
             simulated: goodput(&run.inputs),
         };
-        self.failures.then(|| FailureTables {
+        Ok(Some(FailureTables {
+            mtbf: self.mtbf.map(|hours| (hours, gpus)),
+            step_seconds: assumed.step,
+            save_pause_seconds: assumed.saves.pause,
+            save_write_seconds: assumed.saves.write,
+            restart_minutes: self.restart,
+            repair_days: assumed.times.repair / 86_400.0,
             sizes: SIZES.into_iter().map(row).collect(),
             published: published().into_iter().map(of_published).collect(),
-        })
+        }))
     }
 }
 
 /// Returns `inputs` with as many days as the time of a simulation allows.
 fn with_days(inputs: Inputs) -> Inputs {
-    let failures = (SIMULATED / f64::from(inputs.hosts)).clamp(60.0, 400.0);
+    let failures = (SIMULATED / f64::from(inputs.hosts + inputs.spares)).clamp(60.0, 400.0);
     let days = failures * inputs.mean_time_between_failures() / 86_400.0;
     Inputs { days, ..inputs }
 }
@@ -307,6 +350,7 @@ impl Placement {
     fn new(shape: &MeshShape, gpus_per_host: usize) -> Placement {
         // Tensor is the fastest axis of rank numbers, followed by context, data and pipeline; experts divide data x context.
         let [tensor, context] = [shape.tensor, shape.tensor * shape.context];
+        let all = shape.tensor * shape.context * shape.data * shape.pipeline;
         let stride = |axis| match axis {
             Axis::Tensor => 1,
             Axis::Context | Axis::Expert => tensor,
@@ -315,10 +359,13 @@ impl Placement {
         };
         let group = |axis: Axis| {
             let (stride, ranks) = (stride(axis), shape.size(axis));
-            let hosts = match stride >= gpus_per_host {
-                true => ranks,
-                false => (stride * ranks).div_ceil(gpus_per_host),
+            let hosts_of = |first: usize| {
+                let mut hosts: Vec<usize> = (0..ranks).map(|i| (first + i * stride) / gpus_per_host).collect();
+                hosts.dedup();
+                hosts.len()
             };
+            let is_first = |rank: &usize| rank / stride % ranks == 0;
+            let hosts = (0..all).filter(is_first).map(hosts_of).max().unwrap_or(1);
             GroupPlan { axis, ranks, hosts }
         };
         let several = Axis::ALL.into_iter().filter(|axis| shape.size(*axis) > 1);
@@ -348,8 +395,8 @@ impl Placement {
         (sides[0], sides[1])
     }
 
-    /// Returns the bytes of a checkpoint that each rank writes. The memory plan counts the largest file of any rank for every rank, which is too much for
-    /// many ranks. An update reads and writes each state, so about half of its bytes are saved.
+    /// Returns the bytes of a checkpoint that each rank writes. The memory plan counts the states of each replica, but one replica is written. An update
+    /// reads and writes each state, so about half of its bytes are saved.
     fn slice_bytes(&self, plan: &Plan) -> f64 {
         let counted = plan.memory.checkpoint_bytes as f64 / plan.memory.ranks as f64;
         let updated = plan.communication.as_ref().map(|plan| plan.update_bytes as f64 / 2.0 / self.sharing() as f64);
@@ -375,118 +422,26 @@ impl Placement {
         let pipeline = plan.pipeline.as_ref().map_or(PipelineCost::NONE, |pipeline| pipeline.cost());
         let predicted = predict(communication, pipeline, communication.ranks, &links, Some(alone)).step;
         let (seconds, exposed) = predicted.map_or((alone, 0.0), |step| (step.seconds, step.exposed_seconds));
-        let between = sharing / self.sharing_in_host as f64;
-        let gradients: u64 = communication.units.iter().map(|unit| unit.reduced_bytes).sum();
-        let on_network = gradients as f64 / self.sharing_in_host as f64 * (between - 1.0) / between * 2.0;
         // Backward takes two thirds of the compute.
         let backward_per_token = alone * sharing / ranks * (2.0 / 3.0) / communication.tokens as f64;
-        let hiding_tokens = on_network / links.between.bandwidth / backward_per_token;
+        let hiding_tokens = self.gradients_on_network(communication) / links.between.bandwidth / backward_per_token;
         Ok(Step { seconds, exposed, hiding_tokens })
     }
-}
 
-impl HostPlan {
-    /// Prints the plan.
-    pub fn print(&self) {
-        out!("\nHosts: {} with {} GPUs each\n", self.hosts, self.gpus_per_host);
-        for GroupPlan { axis, ranks, hosts } in &self.groups {
-            let place = if *hosts > 1 { format!("each across {hosts} hosts") } else { "each within a host".into() };
-            out!("  {}: groups of {ranks} ranks, {place}", axis.as_str());
-        }
-        out!(
-            "  a GPU sends {:.2} GB a step within its host, and {:.2} GB to other hosts",
-            self.host_link_bytes / 1e9,
-            self.network_bytes / 1e9
-        );
-        out!(
-            "  a step takes {}, with {} of exposed communication; {:.0} tokens of a GPU in a micro-batch hide its gradients on the network",
-            duration(self.step_seconds),
-            duration(self.exposed_seconds),
-            self.hiding_tokens
-        );
-        out!("\nFailures, by a model (docs/many-machines.md)\n");
-        out!(
-            "  a failure every {:.1} h; {} spare hosts; a restart takes {:.0} min",
-            self.mtbf_hours,
-            self.spares,
-            self.restart_minutes
-        );
-        out!(
-            "  a checkpoint pauses training for {}, and is complete after {}; `checkpoint.save_steps = {}` loses the least time",
-            duration(self.save_pause_seconds),
-            duration(self.save_write_seconds),
-            self.save_steps
-        );
-        out!(
-            "  checkpoints on disk: {} of the time trains new steps ({:.1} % by the formula)",
-            percent(&self.disk.goodput),
-            self.formula_goodput * 100.0
-        );
-        out!(
-            "  snapshots in the memory of hosts, not implemented yet: {}, with a snapshot every {} steps and {:.1} GiB on each host",
-            percent(&self.memory.goodput),
-            self.snapshot_steps,
-            self.snapshot_bytes / f64::from(1 << 30)
-        );
-        out!(
-            "  in 30 days, no spare is left {:.1} times, and both copies of a snapshot are lost {:.1} times",
-            self.disk.exhausted,
-            self.memory.copies_lost
-        );
-        if let (Some(tokens), Some(days)) = (self.tokens, self.days) {
-            out!(
-                "  {tokens:.3e} tokens take {:.1} days without failures, {:.1} with checkpoints on disk, {:.1} with snapshots in memory",
-                days,
-                days / self.disk.goodput.mean,
-                days / self.memory.goodput.mean
-            );
-        }
+    /// Returns the bytes of gradients that a GPU sends to other hosts: a reduce-scatter and, without ZeRO, an all-gather of the sums.
+    fn gradients_on_network(&self, communication: &CommunicationPlan) -> f64 {
+        let passes = if communication.zero == Zero::Nothing { 2.0 } else { 1.0 };
+        let between = self.sharing() as f64 / self.sharing_in_host as f64;
+        let gradients: u64 = communication.units.iter().map(|unit| unit.reduced_bytes).sum();
+        passes * gradients as f64 / self.sharing_in_host as f64 * (between - 1.0) / between
     }
-}
-
-impl FailureTables {
-    /// Prints the tables.
-    pub fn print(&self) {
-        out!(
-            "\nShare of the time that trains new steps, with the failures of Llama 3 405B per GPU (docs/many-machines.md)\n"
-        );
-        out!(
-            "  {:>6} {:>7} {:>6}  {:<22}{:<22}{:<22}{}",
-            "GPUs",
-            "hours",
-            "spares",
-            "waits",
-            "shrinks",
-            "spares",
-            "spares and snapshots"
-        );
-        for row in &self.sizes {
-            let columns = [&row.disk_waits, &row.disk_shrinks, &row.disk, &row.memory].map(percent);
-            let [waits, shrinks, disk, memory] = columns;
-            out!(
-                "  {:>6} {:>7.1} {:>6}  {waits:<22}{shrinks:<22}{disk:<22}{memory}",
-                row.gpus,
-                row.mtbf_hours,
-                row.spares
-            );
-        }
-        out!("\nPublished runs\n");
-        for PublishedRow { run, published, published_goodput, simulated } in &self.published {
-            out!("  {run}");
-            out!("    published: {published} ({:.1} %); simulated: {}", published_goodput * 100.0, percent(simulated));
-        }
-    }
-}
-
-/// Formats the mean of a share with its extremes.
-fn percent(spread: &Spread) -> String {
-    let Spread { mean, least, most } = spread;
-    format!("{:.1} % ({:.1} to {:.1})", mean * 100.0, least * 100.0, most * 100.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ottava_tensor::comm::{Sent, Traffic};
+    use ottava_train::plan::UnitPlan;
 
     fn hosts_of(shape: MeshShape, gpus_per_host: usize) -> Vec<(&'static str, usize)> {
         let placement = Placement::new(&shape, gpus_per_host);
@@ -500,19 +455,50 @@ mod tests {
         let shape = MeshShape { data: 16, context: 2, tensor: 8, pipeline: 1, expert: 4 };
         assert_eq!(hosts_of(shape, 8), [("data", 16), ("context", 2), ("tensor", 1), ("expert", 4)]);
         assert_eq!(hosts_of(MeshShape::of_data(8), 8), [("data", 1)]);
+        // Ranks 4 and 5 are on the first of two hosts, and ranks 6 and 7 on the second.
+        let shape = MeshShape { data: 3, context: 1, tensor: 4, pipeline: 1, expert: 1 };
+        assert_eq!(hosts_of(shape, 6), [("data", 2), ("tensor", 2)]);
+    }
+
+    #[test]
+    fn gradients_cross_the_network_once_with_zero_and_twice_without() {
+        let unit = UnitPlan {
+            gathered_bytes: 0,
+            gathers_in_each_pass: false,
+            transposed_bytes: 0,
+            reduced_bytes: 64_000,
+            codes_reduced: false,
+            compute: 1.0,
+        };
+        let sent = |zero| {
+            let plan = CommunicationPlan {
+                ranks: 64,
+                sharing: 64,
+                zero,
+                units: vec![unit],
+                micro_batches: 1,
+                tokens: 4096,
+                traffic: Traffic::default(),
+                of_layers: Traffic::default(),
+                hides_sums: false,
+                update_bytes: 0,
+            };
+            Placement::new(&MeshShape::of_data(64), 8).gradients_on_network(&plan)
+        };
+        // 8,000 bytes of each GPU are reduced among eight hosts.
+        assert_eq!(Zero::ALL.map(sent), [14_000.0, 7_000.0, 7_000.0, 7_000.0]);
     }
 
     /// Llama-2-7B on eight hosts with ZeRO 0 and gradients in BF16: 2 · 2P bytes · 7/8 within a host, and 2 · 2P/8 · 7/8 between hosts.
     #[test]
     fn gradients_cross_hosts_once_for_each_gpu() {
-        use ottava_tensor::comm::{Sent, Traffic};
         let parameters = 6.7e9;
         let buffer = 2.0 * parameters;
         let all_reduce = Sent { calls: 1, bytes: (2.0 * buffer * 63.0 / 64.0) as u64 };
         let plan = CommunicationPlan {
             ranks: 64,
             sharing: 64,
-            zero: ottava_parallel::Zero::Nothing,
+            zero: Zero::Nothing,
             units: Vec::new(),
             micro_batches: 1,
             tokens: 4096,

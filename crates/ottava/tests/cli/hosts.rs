@@ -27,6 +27,9 @@ fn a_plan_of_a_thousand_gpus_gives_links_failures_and_days() {
     let worse = json(&run.succeed(&plan(&worse)))["hosts"]["memory"].clone();
     assert!(worse["copies_lost"].as_f64() > Some(0.0) && worse["goodput"]["mean"].as_f64() < Some(memory), "{worse}");
     let text = run.succeed(&plan(&["--mtbf", "8"]));
+    assert!(text.contains("by the formula"), "{text}");
+    let text = [text, run.succeed(&plan(&["--mtbf", "1"]))].concat();
+    assert_eq!(text.matches("by the formula").count(), 1, "restarts of 10 min are not short: {text}");
     for part in ["tensor: groups of 2 ranks, each within a host", "a failure every 8.0 h", "not implemented yet"] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
@@ -37,8 +40,19 @@ fn impossible_hosts_are_named() {
     let run = Run::new();
     let failing = |arguments: &[&str], part: &str| run.fail(&[&["plan", "run.toml"], arguments].concat(), 1, &[part]);
     failing(&["--gpu", "H200", "--gpus", "8", "--hosts", "3"], "8 GPUs cannot be divided evenly among 3 hosts");
-    failing(&["--gpus", "8", "--hosts", "2", "--mtbf", "0"], "--mtbf is 0; it must be above 0");
-    failing(&["--gpus", "8", "--hosts", "2", "--paired-losses", "2"], "--paired-losses is 2; it is a share");
-    failing(&["--gpus", "8", "--hosts", "2", "--slow-hosts", "-1"], "--slow-hosts is -1; it must be at least 0");
+    failing(
+        &["--gpus", "8", "--hosts", "2", "--mtbf", "0"],
+        "--mtbf is 0; set the hours between failures of the job, a number from 0.1 to 100000",
+    );
+    failing(&["--gpus", "8", "--hosts", "2", "--paired-losses", "2"], "--paired-losses is 2; set the share");
+    failing(&["--gpus", "8", "--hosts", "2", "--slow-hosts", "-1"], "--slow-hosts is -1; set the hosts");
+    for mtbf in ["1e-12", "0.05", "1e12", "-1", "nan"] {
+        failing(&["--gpus", "8", "--hosts", "2", "--mtbf", mtbf], "a number from 0.1 to 100000");
+    }
+    failing(&["--gpus", "8", "--hosts", "2", "--spares", "4000000000"], "a number from 0 to 10000");
+    failing(&["--device", "cpu", "--failures", "--mtbf", "8"], "set --gpus to the GPUs of the job");
+    for option in ["--mtbf", "--spares", "--restart", "--paired-losses", "--slow-hosts", "--seeds"] {
+        run.fail(&["plan", "run.toml", option, "1"], 1, &["--hosts"]);
+    }
     failing(&["--device", "cpu", "--gpus", "8", "--hosts", "2"], "--step-ms with a measured time");
 }

@@ -15,24 +15,30 @@ const OTTAVA: &str =
 const SSH: &str = r#"shift; exec sh -c "$*""#;
 
 /// Starts two tasks with the variables of Slurm.
-const SRUN: &str = r#"echo "srun $1"; shift; for RANK in 0 1; do export RANK; WORLD_SIZE=2 LOCAL_RANK=$RANK MASTER_ADDR=n1 MASTER_PORT=1 "$@"; done"#;
+const SRUN: &str = r#"echo "srun $1 $2"; shift 2; for RANK in 0 1; do export RANK; WORLD_SIZE=2 LOCAL_RANK=$RANK MASTER_ADDR=n1 MASTER_PORT=1 "$@"; done"#;
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/launch").join(name)
 }
 
-/// Runs `shell` with `arguments`, the recorders first in its PATH, and `variables`. Returns the lines of its output.
-fn lines(shell: &str, arguments: &[&str], variables: &[(&str, &str)]) -> BTreeSet<String> {
-    let folder = tempfile::tempdir().unwrap();
-    for (name, text) in [("ottava", OTTAVA), ("ssh", SSH), ("srun", SRUN)] {
-        let path = folder.path().join(name);
+/// Returns a command that runs in `folder`, with `programs` (names and shell code) first in its PATH.
+fn command(shell: &str, folder: &Path, programs: [(&str, &str); 3]) -> Command {
+    for (name, text) in programs {
+        let path = folder.join(name);
         fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
     let mut command = Command::new(shell);
-    command.args(arguments).env("PATH", path).current_dir(folder.path()).envs(variables.iter().copied());
-    let output = command.output().unwrap();
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    command.env("PATH", path).current_dir(folder);
+    command
+}
+
+/// Runs `shell` with `arguments`, the recorders first in its PATH, and `variables`. Returns the lines of its output.
+fn lines(shell: &str, arguments: &[&str], variables: &[(&str, &str)]) -> BTreeSet<String> {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = command(shell, folder.path(), [("ottava", OTTAVA), ("ssh", SSH), ("srun", SRUN)]);
+    let output = command.args(arguments).envs(variables.iter().copied()).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap().lines().map(String::from).collect()
 }
@@ -51,11 +57,52 @@ fn ssh_starts_a_rank_for_each_gpu() {
 }
 
 #[test]
+fn ssh_passes_a_signal_on_that_comes_before_rank_0_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    let ssh = format!("echo > {}; sleep 1; {SSH}", started.display());
+    let ottava = "trap 'exit 75' TERM; for i in $(seq 600); do sleep 0.1; done";
+    let mut command = command("sh", folder.path(), [("ottava", ottava), ("ssh", &ssh), ("srun", SRUN)]);
+    let mut job = command.arg(file("ssh.sh")).arg("run.toml").envs([("HOSTS", "n1"), ("GPUS", "1")]).spawn().unwrap();
+    while !started.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(Command::new("kill").args(["-TERM", &job.id().to_string()]).status().unwrap().success());
+    assert_eq!(job.wait().unwrap().code(), Some(75), "the exit code of rank 0");
+}
+
+/// Returns the exit code of `script` with four ranks on one host. Rank 1 ends with code 5, rank 2 with code 75, and the other ranks with code 0.
+fn code_of_ranks(script: &str) -> Option<i32> {
+    let folder = tempfile::tempdir().unwrap();
+    let ottava = "case $RANK in 1) exit 5;; 2) exit 75;; *) exit 0;; esac";
+    let mut command = command("sh", folder.path(), [("ottava", ottava), ("ssh", SSH), ("srun", SRUN)]);
+    let variables = [
+        ("JOB_COMPLETION_INDEX", "0"),
+        ("HOSTS", "1"),
+        ("GPUS", "4"),
+        ("SKYPILOT_NODE_IPS", "10.0.0.1"),
+        ("SKYPILOT_NODE_RANK", "0"),
+        ("SKYPILOT_NUM_GPUS_PER_NODE", "4"),
+    ];
+    command.args(["-c", script]).envs(variables).status().unwrap().code()
+}
+
+#[test]
+fn a_launcher_ends_with_the_first_code_that_is_not_0() {
+    let (pods, nodes) = (yaml("jobset.yaml"), yaml("skypilot.yaml"));
+    let pods = at(&pods, "spec.replicatedJobs.0.template.spec.template.spec.containers.0.args.0");
+    for script in [pods, at(&nodes, "run")] {
+        assert_eq!(code_of_ranks(script.as_str().unwrap()), Some(5));
+    }
+    assert_eq!(code_of_ranks(&format!("sh {} run.toml", file("ssh.sh").display())), Some(5));
+}
+
+#[test]
 fn slurm_starts_tasks_that_it_does_not_kill() {
     let script = file("slurm.sbatch").display().to_string();
     let mut wanted = expected(0..2, 2, 2, "n1:1", "train run.toml --resume=auto");
-    wanted.insert("srun --kill-on-bad-exit=0".into());
-    assert_eq!(lines("bash", &[&script, "run.toml"], &[]), wanted);
+    wanted.insert("srun --cpus-per-task=8 --kill-on-bad-exit=0".into());
+    assert_eq!(lines("bash", &[&script, "run.toml"], &[("SLURM_CPUS_PER_TASK", "8")]), wanted);
     let text = fs::read_to_string(file("slurm.sbatch")).unwrap();
     for option in
         ["nodes", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "time", "signal", "open-mode", "requeue"]
