@@ -111,12 +111,8 @@ impl MemoryPlan {
         // The host cannot swap out pinned memory, so swap space is not counted.
         let host_available = matches!(device, Device::Cuda(gpu) if gpu.tracker().is_none())
             .then(|| of_host(&["MemAvailable:"]) / of_node);
-<<<<<<< HEAD
-        let [own, others] = saved.snapshot;
-        let of_checkpoint = if config.run.checkpoint.save_only_model { saved.model } else { saved.snapshot };
-=======
-        let [own, others, all] = snapshot;
->>>>>>> hosts
+        let [own, others, all] = saved.snapshot;
+        let of_checkpoint = if config.run.checkpoint.save_only_model { saved.model[2] } else { all };
         let snapshots = own + (of_node - 1) * others;
         let room = match device {
             Device::Cuda(_) => host_available.map(|there| of_node * there.saturating_sub(host)),
@@ -138,11 +134,7 @@ impl MemoryPlan {
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
             snapshot_bytes: if config.async_save { own as u64 } else { 0 },
-<<<<<<< HEAD
-            checkpoint_bytes: (of_checkpoint[0] + (ranks - 1) * of_checkpoint[1]) as u64,
-=======
-            checkpoint_bytes: all as u64,
->>>>>>> hosts
+            checkpoint_bytes: of_checkpoint as u64,
             snapshots_fit: room.is_none_or(|room| snapshots <= room),
             available_bytes: available as u64,
             workload: match &dry {
@@ -208,13 +200,8 @@ struct DryRun {
     save: MemorySnapshot,
     /// The bytes of host memory.
     host: usize,
-<<<<<<< HEAD
     /// The bytes that are saved.
     saved: SavedBytes,
-=======
-    /// The bytes of snapshots, see [`Contents::snapshot_bytes`].
-    snapshot: [usize; 3],
->>>>>>> hosts
 }
 
 impl DryRun {
@@ -240,11 +227,7 @@ impl DryRun {
         }
         drop(build);
         let build = tracker.take_peak();
-<<<<<<< HEAD
         let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), saved: SavedBytes::default() };
-=======
-        let mut rehearsal = Rehearsal { config, run, passes, peak: build.clone(), snapshot: [0; 3] };
->>>>>>> hosts
         for phase in Phase::BEFORE_STEPS {
             rehearsal.carry_out(phase, StepPrecision::Recipe)?;
         }
@@ -287,13 +270,8 @@ struct Rehearsal<'a> {
     passes: Vec<Passes>,
     /// The peak before a checkpoint is saved.
     peak: MemorySnapshot,
-<<<<<<< HEAD
     /// The bytes that are saved, after a checkpoint is saved.
     saved: SavedBytes,
-=======
-    /// The bytes of snapshots, see [`Contents::snapshot_bytes`], after a checkpoint is saved.
-    snapshot: [usize; 3],
->>>>>>> hosts
 }
 
 impl Rehearsal<'_> {
@@ -383,13 +361,8 @@ fn held(
     Ok((MicroBatch { inputs: ids()?, targets: ids()?, sequences, loss }, ids()?))
 }
 
-<<<<<<< HEAD
 /// Copies each tensor of a checkpoint to host memory, as a save does. Returns the bytes of snapshots.
 fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<SavedBytes> {
-=======
-/// Copies each tensor of a checkpoint to host memory, as a save does. Returns the bytes of a snapshot of all tensors.
-fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 3]> {
->>>>>>> hosts
     let device = model.device().clone();
     let _scope = device.scope("save");
     let (mut contents, mut live) = Contents::new(model, &mut **optimizer, step.partition())?;
@@ -404,13 +377,13 @@ fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<[usize; 3]> {
     Ok(SavedBytes { snapshot, model: contents.snapshot_bytes() })
 }
 
-/// The bytes that a rank saves, and the maximum bytes of a rank that does not lead.
+/// The bytes that a rank saves, the maximum bytes of a rank that does not lead, and the bytes of all ranks.
 #[derive(Default)]
 struct SavedBytes {
     /// Bytes of all tensors, of which a save takes a snapshot; see [`Contents::snapshot_bytes`].
-    snapshot: [usize; 2],
+    snapshot: [usize; 3],
     /// Bytes of the model alone.
-    model: [usize; 2],
+    model: [usize; 3],
 }
 
 /// Returns the bytes available for tensors on `device`.
