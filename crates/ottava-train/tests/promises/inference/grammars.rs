@@ -139,7 +139,7 @@ fn grammars_that_cannot_be_used_are_errors() {
     }
     let met = json!({"allOf": [multiple(50.into()), multiple(100.into())]});
     [multiple(0.01.into()), fields(100), met].iter().for_each(|schema| drop(grammars.json(schema).unwrap()));
-    for wrong in ["(", "[a&&b]", "a[a&&b]"] {
+    for wrong in ["(", "[b-a]", "a)"] {
         grammars.regex(wrong).unwrap_err();
     }
     grammars.choice(&["a", ""]).unwrap_err();

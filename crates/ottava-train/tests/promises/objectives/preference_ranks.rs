@@ -44,7 +44,8 @@ fn expect_equal(what: &str, expected: &[Value], got: &[Value]) {
     let mut compared = 0;
     for (expected, got) in expected.iter().zip(got) {
         for (key, value) in expected.as_object().unwrap() {
-            let Some(expected) = value.as_f64() else { continue };
+            // How much padding experts have depends on the tokens of each rank.
+            let Some(expected) = value.as_f64().filter(|_| key != "router_padding") else { continue };
             let got = got[key].as_f64().unwrap_or_else(|| panic!("{what}: {key} is missing in {got}"));
             // Sums in F32 in another order.
             assert!((expected - got).abs() <= 2e-4 * expected.abs().max(0.05), "{what}: {key} is {expected} and {got}");
