@@ -516,7 +516,7 @@ impl Decoder {
 
     /// Returns whether the device computes the first tokens of several sequences in one pass of the attention of training.
     pub fn packs_prompts(&self) -> Result<bool> {
-        Ok(self.part.packs_documents(&self.device, self.recipe.compute)?)
+        self.part.packs_documents(&self.device, self.recipe.compute)
     }
 
     /// Returns an empty cache for [`Decoder::hidden`].

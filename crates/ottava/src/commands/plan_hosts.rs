@@ -364,7 +364,7 @@ impl Placement {
                 hosts.dedup();
                 hosts.len()
             };
-            let is_first = |rank: &usize| rank / stride % ranks == 0;
+            let is_first = |rank: &usize| (rank / stride).is_multiple_of(ranks);
             let hosts = (0..all).filter(is_first).map(hosts_of).max().unwrap_or(1);
             GroupPlan { axis, ranks, hosts }
         };
