@@ -271,8 +271,9 @@ impl Engine {
             let shares = self.shares_prefixes() && !sequence.reads_activations();
             let shared = shares.then(|| sequence.share(&mut self.pools));
             // The rest of a prompt would be a pass of its own, so a prompt that does not fit beside other prompts waits for the next step.
-            let is_divided = budget.tokens < of_prompts && budget.most(&sequence) < sequence.due();
-            let waits = self.packs_prompts && is_divided && sequence.due() <= self.options.prefill_chunk;
+            let is_divided = budget.tokens < of_prompts && budget.tokens < sequence.due();
+            let fits_alone = sequence.due() <= self.options.prefill_chunk && !sequence.reads_activations();
+            let waits = self.packs_prompts && is_divided && fits_alone;
             // The request gets memory for all its tokens, so a prompt that is begun can be read to its end.
             if waits || !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 sequence.put_back(&mut self.pools);

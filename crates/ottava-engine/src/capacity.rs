@@ -60,7 +60,7 @@ impl EngineOptions {
                 prefix_caching: true,
                 saved_states: states.saved,
                 batch_invariant: false,
-                async_scheduling: true,
+                async_scheduling: false,
                 logprobs_mode: LogprobsMode::default(),
             }
         };

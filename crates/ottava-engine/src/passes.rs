@@ -83,12 +83,11 @@ impl Engine {
         });
         let most = single.len().max(MOST_ROWS);
         let mut passes: Vec<_> = divided(single, most).into_iter().map(|plan| (BatchKind::Rows, plan)).collect();
-        for plan in first.chunks(if self.packs_prompts { MOST_PACKED } else { 1 }) {
-            match plan.iter().map(|&(_, new)| new).sum::<usize>() {
-                few if few < PREFILL_MULTIPLE => rest.extend(plan),
-                _ if self.packs_prompts => passes.push((BatchKind::Packed, plan.to_vec())),
-                _ => passes.push((BatchKind::Mixed, plan.to_vec())),
-            }
+        let are_few = first.iter().map(|&(_, new)| new).sum::<usize>() < PREFILL_MULTIPLE;
+        match self.packs_prompts {
+            true if are_few => rest.extend(first),
+            true => passes.extend(first.chunks(MOST_PACKED).map(|plan| (BatchKind::Packed, plan.to_vec()))),
+            false => passes.extend(first.into_iter().map(|one| (BatchKind::Mixed, vec![one]))),
         }
         passes.push((BatchKind::Mixed, rest));
         passes.retain(|(_, plan)| !plan.is_empty());

@@ -61,7 +61,7 @@ impl Engine {
             let whole = (1..=prefill_chunk / PREFILL_MULTIPLE).map(|count| count * PREFILL_MULTIPLE);
             let prompts = whole.chain([prefill_chunk.saturating_add(PREFILL_MULTIPLE / 2).min(last_prompt)]);
             for tokens in prompts.rev().filter(|&tokens| tokens >= 1) {
-                // Several prompts have more tokens than the longest.
+                // A packed pass can have more tokens than the longest prompt, so it takes several prompts.
                 let count = tokens.div_ceil(last_prompt);
                 if count == 1 || self.packs_prompts && count <= max_batch {
                     self.run_alike(adapter, count, tokens / count)?;

@@ -57,8 +57,8 @@ pub struct InferenceBatch {
     /// The layout of the tokens. Its positions are in `words`.
     sequences: Sequences,
     max_new: usize,
-    /// Whether all sequences begin in this batch, so attention need not read the cache. Then the batch uses the attention of training, which is planned
-    /// for each number of tokens.
+    /// Whether attention is the attention of training, which does not read the cache. All sequences begin in such a batch. It is planned for each number
+    /// of tokens.
     pub(super) is_whole: bool,
 }
 
@@ -152,8 +152,8 @@ fn segments(sequences: &[SequenceTokens], count: usize) -> [Vec<i32>; 3] {
     [starts, slots, past]
 }
 
-/// A GPU pads large batches to a multiple of this number of tokens. If the length of a sequence is a multiple of it, a GPU computes the whole
-/// sequence with the attention of training.
+/// A GPU pads large batches to a multiple of this number of tokens. It is the least number of tokens of a packed pass. For a model that does not pack, a
+/// GPU computes a sequence whose length is a multiple of it with the attention of training.
 pub const PREFILL_MULTIPLE: usize = 256;
 
 /// The maximum number of sequences of a packed batch. Attention over documents is planned for one number of documents: these and the padding.

@@ -241,8 +241,8 @@ pub struct PagedPass<'a> {
     pub states: &'a mut [RecurrentStates],
     /// The new tokens of the sequences of recurrent layers.
     pub recurrent: RecurrentBatch<'a>,
-    /// Whether the tokens are the first tokens of their sequences. Then the attention of training computes the same result. Boundaries of documents
-    /// divide several sequences.
+    /// Whether attention is the attention of training, which does not read the cache. Then the tokens are the first tokens of their sequences. Boundaries
+    /// of documents divide several sequences.
     pub is_whole: bool,
 }
 

@@ -41,7 +41,7 @@ impl Group {
     /// Writes the sum to `y` by a kernel. Returns `false` if NVLink does not connect the GPUs, or if the sum is too large.
     fn sum_in_one_shot(&self, call: &Call, x: &Tensor, addend: Option<&Tensor>, y: &mut Tensor) -> Result<bool> {
         let Device::Cuda(device) = x.device() else { return Ok(false) };
-        if !Inboxes::fits(x) || !self.reaches(x.device())? {
+        if !Inboxes::fits(x, self.size()) || !self.reaches(x.device())? {
             return Ok(false);
         }
         let Some(gpu) = &self.gpu else {
@@ -70,7 +70,7 @@ impl Group {
         if self.agree("links of sums", &[u8::from(own)])?.iter().any(|have| have != &[1]) {
             if self.rank() == 0 && !peers.sees_all(&uuids)? {
                 tracing::warn!(
-                    "this process sees one GPU of its host, so it cannot tell whether NVLink connects the GPUs, and sums of decoding are slower; \
+                    "this process sees one GPU of its host, so it cannot tell whether NVLink connects the GPUs, and sums of inference are slower; \
                      let each process see all GPUs (CUDA_VISIBLE_DEVICES)"
                 );
             }

@@ -158,8 +158,8 @@ __device__ __forceinline__ void send_word(u32* to, u32 word, u64* barrier, u32 b
         : "=r"(C) : "r"(A), "r"(B))
 #endif
 
-// Returns whether a row comes after the last group of rows, which ends at `*end`. Without groups, `end` is null. Only reads after
-// `wait_for_predecessors` see the end.
+// Returns whether a row comes after the last group of rows, which ends at `*end`. Without groups, `end` is null. Call it after
+// `wait_for_predecessors`: before, `*end` may be stale.
 __device__ __forceinline__ bool is_unused(const int* end, int row) { return end && row >= *end; }
 
 // The start and the step of a grid-stride loop.

@@ -579,7 +579,8 @@ template <class Then> __device__ __forceinline__ void measure(const Destination&
     measure(to, seen, blockIdx.x == 0 && blockIdx.y == 0, then);
 }
 
-// Returns whether the rows from `row` on are unused, so that a block has nothing to cast. The `first` block of a matrix still does what it does once.
+// Returns whether the rows from `row` on are unused, so that a block has nothing to cast. The `first` block still writes the scale of a tensor and
+// counts the elements.
 __device__ __forceinline__ bool skips(const Destination& to, int row, bool first) {
     if (!is_unused(to.end, row)) return false;
     if (SHARING != RowAmaxes && first && threadIdx.x == 0) {

@@ -141,7 +141,11 @@ impl DecodeBench {
             let sequence = SequenceTokens::new(0, &tokens[..prompt], &blocks);
             let last = Tensor::from_slice(device, &[1], &[prompt as i32 - 1])?;
             let timed = self.time(ranks, || {
-                let hidden = decoder.hidden(&InferenceBatch::padded(device, &[sequence])?, &mut cache)?;
+                let batch = match decoder.packs_prompts()? {
+                    true => InferenceBatch::packed(device, &[sequence])?,
+                    false => InferenceBatch::padded(device, &[sequence])?,
+                };
+                let hidden = decoder.hidden(&batch, &mut cache)?;
                 drawn(&Scored::score(&decoder, &hidden, &last)?)
             })?;
             on_row(row(1, prompt, prompt, timed)?);

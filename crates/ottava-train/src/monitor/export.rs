@@ -59,7 +59,7 @@ pub enum Form {
 }
 
 /// The metrics of a run: one object for each line of `metrics.jsonl`. Lines that are no objects, such as a line that is not complete yet, are left out.
-/// Lines that are added after [`Metrics::open`] are not read.
+/// Lines that are added after `Metrics::open` are not read.
 pub struct Metrics {
     path: PathBuf,
     /// The file and its size in bytes; `None` if it does not exist.

@@ -44,12 +44,16 @@ impl Stored {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// Returns the weights of the newest copy, and the steps of all copies.
-    fn newest(&self) -> (Vec<u8>, Vec<u64>) {
-        let objects = self.store.objects();
+    /// Returns the steps of all complete copies.
+    fn steps(&self) -> Vec<u64> {
         let step =
             |name: &String| name.strip_prefix("runs/first/checkpoint-")?.strip_suffix("/manifest.json")?.parse().ok();
-        let steps: Vec<u64> = objects.keys().filter_map(step).collect();
+        self.store.objects().keys().filter_map(step).collect()
+    }
+
+    /// Returns the weights of the newest copy, and the steps of all copies.
+    fn newest(&self) -> (Vec<u8>, Vec<u64>) {
+        let (objects, steps) = (self.store.objects(), self.steps());
         let newest = steps.iter().max().expect("a complete copy");
         (objects[&format!("runs/first/checkpoint-{newest}/model.safetensors")].clone(), steps)
     }
@@ -171,7 +175,7 @@ fn a_lost_rank_does_not_cut_off_the_last_upload() {
     let saves = ["--set", "max_steps=1000000", "--set", "save_steps=50", "--set", "save_total_limit=1"];
     let mut command = stored.command(&[ranks, saves].concat());
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    stored.run.wait_for_steps(&mut child, 60);
+    stored.run.wait_for_steps(&mut child, 110);
     signal("-KILL", children(&child)[0]);
     let output = child.wait_with_output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
@@ -179,7 +183,8 @@ fn a_lost_rank_does_not_cut_off_the_last_upload() {
     let folders = std::fs::read_dir(stored.run.path("run/checkpoints")).unwrap();
     let step = |name: String| name.strip_prefix("checkpoint-")?.parse::<u64>().ok();
     let local = folders.filter_map(|entry| step(entry.unwrap().file_name().into_string().unwrap())).max();
-    assert_eq!(stored.newest().1.into_iter().max(), local, "{error}");
+    // On a slow machine the rank may be lost before the first checkpoint is complete.
+    assert_eq!(stored.steps().into_iter().max(), local, "{error}");
 }
 
 #[test]

@@ -116,7 +116,7 @@ struct Walk {
     // Unless SINGLE or WGRAD, tiles end at the last group.
     __device__ Walk(const Arguments& of)
         : of(of), wide((of.columns + COLUMNS * (2 - WGRAD) - 1) / (COLUMNS * (2 - WGRAD))),
-          high(((SINGLE || WGRAD ? of.rows : __ldg(of.offsets + of.groups)) + SIDE * (1 + WGRAD) - 1) / (SIDE * (1 + WGRAD))),
+          high(((SINGLE || WGRAD ? of.rows : *(const volatile int*)(of.offsets + of.groups)) + SIDE * (1 + WGRAD) - 1) / (SIDE * (1 + WGRAD))),
           tiles((WGRAD ? of.groups : 1) * high * wide), group(0) {}
     __device__ __forceinline__ Tile at(int index, int block) {
 #if WGRAD

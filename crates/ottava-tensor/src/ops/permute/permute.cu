@@ -165,7 +165,7 @@ __device__ __forceinline__ void start_warps(const int* starts, int experts) {
     __syncthreads();
 }
 
-// Marks the padding of groups. Every gridDim-th group is a block's.
+// Marks the padding of groups. A block marks every gridDim-th group.
 __device__ __forceinline__ void mark_padding(int* pair_of, const int* offsets, const int* counts, int experts) {
     for (int e = blockIdx.x; e < experts; e += gridDim.x)
         for (int row = offsets[e] + counts[e] + threadIdx.x; row < offsets[e + 1]; row += blockDim.x) pair_of[row] = -1;

@@ -30,8 +30,9 @@ const VALUE_BYTES: usize = 120;
 /// The lines that a block processes at once.
 const STEP: usize = THREADS / 8;
 
-/// The most bytes of a part. Each rank sends its part to each other rank. For larger parts and many ranks, ranks that add slices send fewer bytes.
-const MOST_BYTES: usize = 64 << 20;
+/// The most bytes of a part of two ranks, and of more ranks. Each rank sends its part to each other rank, so more than two ranks send fewer bytes if they
+/// add slices.
+const MOST_BYTES: [usize; 2] = [64 << 20, 2 << 20];
 
 /// The memory in which the ranks of a group write parts of sums for each other.
 pub(crate) struct Inboxes {
@@ -57,9 +58,10 @@ impl Inboxes {
         Ok(Inboxes { rank, addresses, calls: Tensor::zeros(device, &[BLOCKS], DType::I64)? })
     }
 
-    /// Returns whether a part has a size and a type that a one-shot sum supports.
-    pub(crate) fn fits(part: &Tensor) -> bool {
-        launch::storage(part.dtype()).is_ok() && (1..=MOST_BYTES).contains(&part.bytes())
+    /// Returns whether the part of one of `ranks` ranks has a size and a type that a one-shot sum supports.
+    pub(crate) fn fits(part: &Tensor, ranks: usize) -> bool {
+        let most = MOST_BYTES[usize::from(ranks > 2)];
+        launch::storage(part.dtype()).is_ok() && (1..=most).contains(&part.bytes())
     }
 }
 

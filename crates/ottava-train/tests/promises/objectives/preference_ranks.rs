@@ -25,7 +25,7 @@ fn write_experts(inputs: &Path, experts: &Path) {
 
 /// Returns the metrics of `config` on one rank, or on the ranks of `parallel`.
 fn run(config: &RunConfig, name: &str, parallel: ParallelConfig, ranks: usize) -> Vec<Value> {
-    let config = RunConfig { output_dir: config.output_dir.join(name), parallel: parallel.clone(), ..config.clone() };
+    let config = RunConfig { output_dir: config.output_dir.join(name), parallel, ..config.clone() };
     let output = config.output_dir.clone();
     if ranks == 1 {
         train(&config, &Device::Cpu, &Start::New, u64::MAX).unwrap();
@@ -38,7 +38,7 @@ fn run(config: &RunConfig, name: &str, parallel: ParallelConfig, ranks: usize) -
     metrics(&output)
 }
 
-/// The numbers of all lines, without keys that count ranks.
+/// Compares the numbers of all lines.
 fn expect_equal(what: &str, expected: &[Value], got: &[Value]) {
     assert_eq!(expected.len(), got.len(), "{what}");
     let mut compared = 0;
