@@ -176,13 +176,11 @@ impl Keeper {
         match event {
             KeeperEvent::Connected { term } if term >= self.term => {
                 self.term = term;
-                let mut actions = self.stop();
-                actions.push(self.report());
-                actions
+                self.stop_then(self.report())
             }
             KeeperEvent::Connected { .. } => Vec::new(),
             KeeperEvent::HubLost => self.stop(),
-            KeeperEvent::HubMissing => self.exit(Keeper::LOST),
+            KeeperEvent::HubMissing => self.stop_then(KeeperAction::Exit(Keeper::LOST)),
             KeeperEvent::FromHub { term, message } if term == self.term => self.on_hub(message),
             KeeperEvent::FromHub { .. } => Vec::new(),
             KeeperEvent::FromPeer { host, message } => self.on_peer(host, message),
@@ -206,9 +204,7 @@ impl Keeper {
             }
             KeeperEvent::Snapshot { epoch, step, digest } if self.is_running(epoch) => self.snapshot(step, digest),
             KeeperEvent::WorkerLost { epoch } if self.is_running(epoch) => {
-                let mut actions = self.stop();
-                actions.push(KeeperAction::Send(ToHub::WorkerLost { epoch }));
-                actions
+                self.stop_then(KeeperAction::Send(ToHub::WorkerLost { epoch }))
             }
             KeeperEvent::WorkersEnded { epoch, code } if self.is_running(epoch) => {
                 vec![KeeperAction::Send(ToHub::WorkersEnded { epoch, code })]
@@ -229,9 +225,7 @@ impl Keeper {
         match message {
             ToKeeper::Hold { epoch } if epoch >= self.epoch => {
                 self.epoch = epoch;
-                let mut actions = self.stop();
-                actions.push(self.report());
-                actions
+                self.stop_then(self.report())
             }
             ToKeeper::Fill(part) if part.members.epoch == self.epoch && self.work == Work::Stopped => {
                 self.part = Some(part.clone());
@@ -243,7 +237,7 @@ impl Keeper {
                 self.sealed = step;
                 Vec::new()
             }
-            ToKeeper::End { code } => self.exit(code),
+            ToKeeper::End { code } => self.stop_then(KeeperAction::Exit(code)),
             ToKeeper::Hold { .. } | ToKeeper::Fill(_) | ToKeeper::Start { .. } | ToKeeper::Sealed { .. } => Vec::new(),
         }
     }
@@ -283,9 +277,9 @@ impl Keeper {
         }
     }
 
-    fn exit(&mut self, code: u8) -> Vec<KeeperAction> {
+    fn stop_then(&mut self, next: KeeperAction) -> Vec<KeeperAction> {
         let mut actions = self.stop();
-        actions.push(KeeperAction::Exit(code));
+        actions.push(next);
         actions
     }
 

@@ -84,8 +84,8 @@ impl Engine {
     /// Errors with [`Error::Config`] for sizes of zero, and if there is not enough memory for the KV cache.
     pub fn new(mut model: Decoder, options: &EngineOptions) -> Result<Engine> {
         let scales_by_token = model.scale_by_token()?;
-        let (memory, packs_prompts) = (memory(&model, options)?, model.packs_prompts()?);
-        Ok(Engine { scales_by_token, packs_prompts, ..Engine::with_memory(model, options, memory) })
+        let memory = memory(&model, options)?;
+        Ok(Engine { scales_by_token, ..Engine::with_memory(model, options, memory)? })
     }
 
     /// Makes an engine that borrows its model: [`Engine::lend`] lends it a model for one call. `model` only gives the sizes, which each lent model
@@ -95,8 +95,7 @@ impl Engine {
     pub fn to_lend(model: &Decoder, options: &EngineOptions) -> Result<Engine> {
         let (mut cache, pools) = memory(model, options)?;
         cache.suspend()?;
-        let packs_prompts = model.packs_prompts()?;
-        Ok(Engine { packs_prompts, ..Engine::with_memory(model.without_data()?, options, (cache, pools)) })
+        Engine::with_memory(model.without_data()?, options, (cache, pools))
     }
 
     /// Runs `work` with `model`. The weights of `model` may have changed since the last call, so all keys and values in the cache are discarded. Between
@@ -144,10 +143,11 @@ impl Engine {
         self.cancelled.clear();
     }
 
-    fn with_memory(model: Decoder, options: &EngineOptions, (cache, pools): (KvCache, Pools)) -> Engine {
+    fn with_memory(model: Decoder, options: &EngineOptions, (cache, pools): (KvCache, Pools)) -> Result<Engine> {
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
         let steps = DecodeSteps::new(model.device(), fixed_rows(&model, options));
-        Engine {
+        Ok(Engine {
+            packs_prompts: model.packs_prompts()?,
             model,
             adapters: Vec::new(),
             adapter: None,
@@ -164,11 +164,10 @@ impl Engine {
             stats,
             step: 0,
             scales_by_token: false,
-            packs_prompts: false,
             masks: Masks::default(),
             part: Part::Alone,
             ahead: Ahead::default(),
-        }
+        })
     }
 
     /// Returns the model.

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod client;
+mod escape;
 pub mod offline;
 mod request;
 mod retry;
@@ -28,6 +29,7 @@ mod tls;
 mod url;
 
 pub use client::{Answer, Client};
+pub use escape::{escape, unescape};
 pub use request::Request;
 pub use retry::{Fault, Retry};
 pub use secret::Secret;

@@ -5,7 +5,7 @@ use crate::entry::Entry;
 use crate::id::is_commit;
 use crate::{Pins, RepoId};
 use ottava_common::{Error, Result, interrupt};
-use ottava_http::{Answer, Client, Fault, Request, Retry, Secret, Url, offline};
+use ottava_http::{Answer, Client, Fault, Request, Retry, Secret, Url, escape, offline};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -307,19 +307,6 @@ fn next_page(link: &str) -> Option<&str> {
     })
 }
 
-/// Escapes the bytes of a path in an address, except letters, digits, `-_.~` and the characters of `kept`.
-pub(crate) fn escape(text: &str, kept: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        let c = char::from(byte);
-        match c.is_ascii_alphanumeric() || "-_.~".contains(c) || kept.contains(c) {
-            true => escaped.push(c),
-            false => escaped += &format!("%{byte:02X}"),
-        }
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -338,9 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_escaped_and_pages_follow() {
-        assert_eq!(escape("a b/ü#.txt", "/"), "a%20b/%C3%BC%23.txt");
-        assert_eq!(escape("refs/pr/1", ""), "refs%2Fpr%2F1");
+    fn pages_follow() {
         assert_eq!(next_page("<https://a/x?cursor=1>; rel=\"next\""), Some("https://a/x?cursor=1"));
         assert_eq!(next_page("<https://a/x>; rel=\"prev\""), None);
         assert_eq!(next_page("<https://a/x>; rel=prev, <https://a/y,z>; title=b; rel=next"), Some("https://a/y,z"));

@@ -3,7 +3,7 @@
 //! The Hub says which files Git LFS stores (`preupload`). Those are uploaded first, and only if the Hub does not have them, so a push that was
 //! interrupted goes on with the files that are missing. The commit names all files, so readers see all of them or none.
 
-use crate::api::{Hub, Missing, TIMEOUT, escape, pause};
+use crate::api::{Hub, Missing, TIMEOUT, pause};
 use crate::commit::Commit;
 use crate::content::Content;
 use crate::hash::Checksum;
@@ -12,7 +12,7 @@ use crate::{RepoId, Watch};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ottava_common::{Error, Result};
-use ottava_http::{Answer, Fault, Request, Url};
+use ottava_http::{Answer, Fault, Request, Url, escape};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -6,7 +6,7 @@ mod store;
 pub use faults::Faults;
 pub use store::{Repo, Stored};
 
-use crate::api::escape;
+use ottava_http::escape;
 use ottava_http::testing::{Received, Server, reply, reply_bytes};
 use serde_json::{Value, json};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -6,7 +6,7 @@ use crate::sign::hmac;
 use crate::signed::Signed;
 use ottava_common::utc::Utc;
 use ottava_common::{Error, Result};
-use ottava_http::{Fault, Request, Url};
+use ottava_http::{Fault, Request, Url, unescape};
 
 /// The version of the protocol.
 const VERSION: &str = "2021-12-02";
@@ -187,18 +187,6 @@ fn date(seconds: u64) -> String {
     format!("{of_week}, {day:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT")
 }
 
-/// Replaces the escapes of a parameter.
-fn unescape(text: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
-    while let [first, tail @ ..] = rest {
-        let code = std::str::from_utf8(tail.get(..2).unwrap_or_default()).ok();
-        let code = code.filter(|_| *first == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        bytes.push(code.unwrap_or(*first));
-        rest = if code.is_some() { &tail[2..] } else { tail };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,7 +195,6 @@ mod tests {
     fn dates_are_those_of_http() {
         assert_eq!(date(1_369_353_600), "Fri, 24 May 2013 00:00:00 GMT");
         assert_eq!(date(0), "Thu, 01 Jan 1970 00:00:00 GMT");
-        assert_eq!(unescape("a%2Fb%3d%"), "a/b=%");
     }
 
     #[test]

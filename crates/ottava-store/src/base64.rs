@@ -1,33 +1,26 @@
 //! Base64 (RFC 4648).
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+use ::base64::Engine;
+use ::base64::alphabet::STANDARD as ALPHABET;
+use ::base64::engine::general_purpose::STANDARD;
+use ::base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+/// Reads texts without padding, and does not check the bits after the last byte.
+const READER: GeneralPurpose = GeneralPurpose::new(
+    &ALPHABET,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::RequireNone)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// Encodes bytes, with padding.
 pub(crate) fn encode(bytes: &[u8]) -> String {
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let value = group.iter().fold(0u32, |value, byte| value << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
-        for place in 0..4 {
-            let digit = (value >> (18 - 6 * place)) & 63;
-            text.push(if place <= group.len() { char::from(ALPHABET[digit as usize]) } else { '=' });
-        }
-    }
-    text
+    STANDARD.encode(bytes)
 }
 
 /// Decodes a text with or without padding. Returns `None` for other characters or a wrong length.
 pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
-    let mut bytes = Vec::new();
-    for group in text.trim_end_matches('=').as_bytes().chunks(4) {
-        let mut value = 0u32;
-        for byte in group {
-            value = value << 6 | ALPHABET.iter().position(|known| known == byte)? as u32;
-        }
-        let count = [None, Some(1), Some(2), Some(3)][group.len() - 1]?;
-        value <<= 6 * (4 - group.len());
-        bytes.extend(&value.to_be_bytes()[1..1 + count]);
-    }
-    Some(bytes)
+    READER.decode(text.trim_end_matches('=')).ok()
 }
 
 #[cfg(test)]

@@ -1,14 +1,13 @@
 //! The objects below a prefix of a bucket.
 
 use crate::access::Access;
-use crate::escape::escape;
 use crate::place::Place;
 use crate::signed::Signed;
 use crate::{azure, xml};
 use ottava_common::fs::{RealFs, sync_parent};
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, interrupt};
-use ottava_http::{Answer, Client, Fault, Request, Retry, Url};
+use ottava_http::{Answer, Client, Fault, Request, Retry, Url, escape};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;

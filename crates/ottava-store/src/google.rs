@@ -5,10 +5,9 @@
 
 use crate::base64::{decode, encode};
 use crate::credentials::{Credentials, without};
-use crate::escape::escape;
 use graviola::signing::rsa::SigningKey;
 use ottava_common::{Error, Result, input};
-use ottava_http::{Client, Fault, Request, Url};
+use ottava_http::{Client, Fault, Request, Url, escape};
 use serde::Deserialize;
 use serde_json::json;
 use std::path::Path;

@@ -20,7 +20,6 @@ mod base64;
 mod bucket;
 mod copies;
 mod credentials;
-mod escape;
 mod google;
 mod place;
 mod sign;

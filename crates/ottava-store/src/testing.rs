@@ -3,6 +3,7 @@
 use crate::xml;
 use ottava_common::hash::sha256;
 use ottava_http::testing::{Received, Server, reply, reply_bytes};
+use ottava_http::unescape;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -230,22 +231,4 @@ impl State {
         let uploads: String = page.iter().map(upload).collect();
         reply(200, "", &format!("<ListMultipartUploadsResult>{next}{uploads}</ListMultipartUploadsResult>"))
     }
-}
-
-fn unescape(text: &str) -> String {
-    let (bytes, mut found, mut at) = (text.as_bytes(), Vec::new(), 0);
-    while at < bytes.len() {
-        let escaped = text.get(at + 1..at + 3).and_then(|digits| u8::from_str_radix(digits, 16).ok());
-        match escaped.filter(|_| bytes[at] == b'%') {
-            Some(byte) => {
-                found.push(byte);
-                at += 3;
-            }
-            None => {
-                found.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&found).into_owned()
 }

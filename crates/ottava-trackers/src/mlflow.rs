@@ -5,7 +5,7 @@ use crate::{Line, Opening, Outcome, Tracker};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use ottava_common::{Error, Result};
-use ottava_http::{Client, Fault, Request, Secret, Url};
+use ottava_http::{Client, Fault, Request, Secret, Url, escape};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::path::Path;
@@ -91,7 +91,7 @@ impl Mlflow {
 
     /// Returns the experiment with this name, if there is one.
     fn find_experiment(&self, name: &str, stop: &Stop) -> Result<Option<String>, Fault> {
-        let page = format!("api/2.0/mlflow/experiments/get-by-name?experiment_name={}", escape(name));
+        let page = format!("api/2.0/mlflow/experiments/get-by-name?experiment_name={}", escape(name, "/"));
         let there = self.at(&page)?;
         let answer = there.send(Request::get(), stop.limit(TIMEOUT)?)?;
         if answer.status() == 404 {
@@ -160,7 +160,8 @@ impl Mlflow {
             tracing::warn!("MLflow does not get {name}: {why}; start the server with --serve-artifacts");
             return Ok(());
         };
-        let place = format!("api/2.0/mlflow-artifacts/artifacts/{}/{}", below.trim_start_matches('/'), escape(name));
+        let place =
+            format!("api/2.0/mlflow-artifacts/artifacts/{}/{}", below.trim_start_matches('/'), escape(name, "/"));
         let there = self.at(&place)?;
         let timeout = stop.limit(TIMEOUT + Duration::from_secs(size / SLOWEST))?;
         let request = Request::put(file, size).header("Content-Type", "application/octet-stream");
@@ -236,11 +237,4 @@ impl Tracker for Mlflow {
 /// Returns the text of an answer's field.
 fn text(value: &Value) -> Result<String, Fault> {
     value.as_str().map(str::to_string).ok_or_else(|| Fault::lasting("the answer of MLflow lacks an id"))
-}
-
-/// Escapes a path for an address.
-fn escape(path: &str) -> String {
-    let is_kept = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~/".contains(&byte);
-    let escape = |byte: u8| if is_kept(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    path.bytes().map(escape).collect()
 }

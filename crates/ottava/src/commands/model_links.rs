@@ -49,7 +49,7 @@ impl ModelLinks {
         links
     }
 
-    /// Lets the links lead to `checkpoint`, a folder in `checkpoints/` of the run. Other files of the run stay as they are. A file system without
+    /// Makes the links lead to `checkpoint`, a folder in `checkpoints/` of the run. Other files of the run stay as they are. A file system without
     /// links gets none, and a warning.
     pub fn lead_to(&mut self, checkpoint: &Path) {
         match link(&self.run, checkpoint) {
@@ -63,10 +63,15 @@ impl ModelLinks {
 
     /// Lets the links lead to the newest complete checkpoint if theirs is gone, as after a return to an earlier step.
     pub fn mend(&mut self) {
-        let model = self.run.join(MODEL);
-        if model.is_symlink() && !model.exists() {
+        if self.is_gone() {
             self.lead_to_newest();
         }
+    }
+
+    /// Returns whether there is a link to a checkpoint that does not exist.
+    fn is_gone(&self) -> bool {
+        let model = self.run.join(MODEL);
+        model.is_symlink() && !model.exists()
     }
 
     fn lead_to_newest(&mut self) {
@@ -76,12 +81,10 @@ impl ModelLinks {
         }
         match latest_complete(&checkpoints, Verify::Sizes).map(|latest| latest.complete) {
             Ok(Some((newest, _))) => self.lead_to(&newest),
-            Ok(None) => {
-                let model = self.run.join(MODEL);
-                if model.is_symlink() && !model.exists() {
-                    let _ = fs::remove_file(model);
-                }
+            Ok(None) if self.is_gone() => {
+                let _ = fs::remove_file(self.run.join(MODEL));
             }
+            Ok(None) => {}
             Err(error) => self.warn(error.to_string()),
         }
     }

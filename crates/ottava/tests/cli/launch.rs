@@ -184,6 +184,6 @@ fn nodes_of_skypilot_start_a_rank_for_each_gpu() {
         ("OTTAVA_SECRET", "0123456789abcdef0123456789abcdef"),
     ];
     let found = lines("sh", &["-c", at(&job, "run").as_str().unwrap()], &node);
-    let arguments = "train run.toml --resume=auto --set output_dir=/work/runs/ottava";
+    let arguments = "train run.toml --resume=auto --set output_dir=/runs/ottava";
     assert_eq!(found, expected(8..16, 8, 16, "10.0.0.1:29400", arguments));
 }
