@@ -108,15 +108,26 @@ struct Tile { int a_row, a_term, b_row, b_term, steps, rows, column; u64 out_row
 // same time share rows of both operands in the L2 cache.
 #define BAND 8
 
+// Returns the number of rows that tiles divide. Unless SINGLE or WGRAD, tiles end at the last group. A predecessor wrote its end, so the read-only cache may
+// not hold it.
+__device__ __forceinline__ int rows_of_tiles(const Arguments& of) {
+#if SINGLE || WGRAD
+    return of.rows;
+#else
+    int end;
+    asm volatile("ld.global.cg.s32 %0, [%1];" : "=r"(end) : "l"(of.offsets + of.groups));
+    return end;
+#endif
+}
+
 // Locates the tiles of a cluster, in ascending order. If the tile of a block is beyond the result, the block multiplies the tile of the other block.
 struct Walk {
     const Arguments& of;
     const int wide, high, tiles;
     int group;
-    // Unless SINGLE or WGRAD, tiles end at the last group.
     __device__ Walk(const Arguments& of)
         : of(of), wide((of.columns + COLUMNS * (2 - WGRAD) - 1) / (COLUMNS * (2 - WGRAD))),
-          high(((SINGLE || WGRAD ? of.rows : *(const volatile int*)(of.offsets + of.groups)) + SIDE * (1 + WGRAD) - 1) / (SIDE * (1 + WGRAD))),
+          high((rows_of_tiles(of) + SIDE * (1 + WGRAD) - 1) / (SIDE * (1 + WGRAD))),
           tiles((WGRAD ? of.groups : 1) * high * wide), group(0) {}
     __device__ __forceinline__ Tile at(int index, int block) {
 #if WGRAD
