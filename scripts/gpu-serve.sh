@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Throughput and latencies of `ottava serve` under 64 clients and under one, on one GPU and on GPUS, with and without asynchronous scheduling, for a model of
+# Throughput and latencies of `ottava serve` under 64 clients and under one, on one GPU and on GPUS, with and without flags, for a model of
 # Llama-3-8B's shape with random weights. About 60 s per server.
 #
 # usage: scripts/gpu-serve.sh [OTTAVA]    the program; without it, it is built here
 # GPUS (default 1) is the largest number of GPUs, MODEL a folder (default: one with random weights is made), ROUNDS (default 2) the number of alternating rounds.
+# MODES (default "default no-async-scheduling") are the flags of the servers that are compared, without dashes; `default` has none.
 # RESULTS (default runs/gpu-serve) receives a JSON file per server and load.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -52,7 +53,10 @@ serve() {
 
 for round in $(seq "${ROUNDS:-2}"); do
     for gpus in $(seq "${GPUS:-1}"); do
-        serve "gpus-$gpus-$round" --gpus "$gpus"
-        serve "gpus-$gpus-no-async-$round" --gpus "$gpus" --no-async-scheduling
+        for mode in ${MODES:-default no-async-scheduling}; do
+            flags=()
+            [ "$mode" = default ] || flags=("--$mode")
+            serve "gpus-$gpus-$mode-$round" --gpus "$gpus" "${flags[@]}"
+        done
     done
 done

@@ -1,7 +1,8 @@
 //! The passes of a step. A pass is a set of tokens that are computed together with the same kernels.
 //!
-//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes run within `CudaDevice::with_batch_invariance`. There, products have
-//! sums whose order does not depend on the number of rows. If the GPU has no such products for the types of the model, all passes have 64 rows.
+//! `Engine::run_passes` divides a step into passes. With `batch_invariant`, passes run within `CudaDevice::with_batch_invariance`. There, products and
+//! attention have sums whose order does not depend on the batch. If the GPU has no such products for the types of the model, all passes have 64 rows, and
+//! each token is a row with its own context.
 
 use crate::batching::{Drawn, Engine, Plan};
 use crate::decode::Scored;
@@ -63,8 +64,8 @@ impl Engine {
         }
         let plans = by_adapter.into_values();
         match self.model.device() {
-            Device::Cuda(_) if self.options.batch_invariant => {
-                plans.flat_map(|plan| self.invariant_passes(plan)).collect()
+            Device::Cuda(_) if self.reads_tokens_as_rows() => {
+                plans.flat_map(|plan| self.passes_of_rows(plan)).collect()
             }
             Device::Cuda(_) => plans.flat_map(|plan| self.passes_by_kernel(plan)).collect(),
             _ => plans.map(|plan| (BatchKind::Mixed, plan)).collect(),
@@ -78,8 +79,10 @@ impl Engine {
             let sequence = &self.running[at];
             sequence.draws_next() && !sequence.reads_activations()
         });
+        // The attention of training has another order of sums than attention over the cache.
         let (first, mut rest): (Plan, Plan) = rest.into_iter().partition(|&(at, new)| {
-            self.running[at].computed == 0 && (self.packs_prompts || new.is_multiple_of(PREFILL_MULTIPLE))
+            let is_whole = self.packs_prompts || new.is_multiple_of(PREFILL_MULTIPLE);
+            self.running[at].computed == 0 && is_whole && !self.options.batch_invariant
         });
         let most = single.len().max(MOST_ROWS);
         let mut passes: Vec<_> = divided(single, most).into_iter().map(|plan| (BatchKind::Rows, plan)).collect();
@@ -94,8 +97,13 @@ impl Engine {
         passes
     }
 
+    /// Returns whether each token of a pass must be a row with its own context.
+    pub(super) fn reads_tokens_as_rows(&self) -> bool {
+        self.keeps_invariant() && self.fixed_rows().is_some()
+    }
+
     /// Divides a plan of one adapter into passes whose tokens are rows with their own contexts. Rows whose activations are read are in separate passes.
-    fn invariant_passes(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
+    fn passes_of_rows(&self, plan: Plan) -> Vec<(BatchKind, Plan)> {
         let most = self.fixed_rows().unwrap_or(plan.len().max(MOST_ROWS));
         let (read, others): (Plan, Plan) = plan.into_iter().partition(|&(at, _)| self.running[at].reads_activations());
         let of = |kind, plan| divided(plan, most).into_iter().map(move |plan| (kind, plan));
@@ -134,10 +142,11 @@ impl Engine {
         let device = self.model.device();
         let batch = match kind {
             BatchKind::Packed => InferenceBatch::packed(device, &sequences)?,
-            _ if self.keeps_invariant() => {
+            _ if self.reads_tokens_as_rows() => {
                 let rows = SequenceTokens::rows(&sequences);
                 InferenceBatch::of_rows(device, &rows, self.padded(rows.len()))?
             }
+            _ if self.keeps_invariant() => InferenceBatch::over_cache(device, &sequences)?,
             _ => InferenceBatch::padded(device, &sequences)?,
         };
         let hidden = self.model.hidden(&batch, &mut self.cache)?;

@@ -52,9 +52,13 @@ impl Engine {
         if self.fixed_rows().is_some() {
             return self.run_alike(adapter, 1, 1);
         }
-        if self.keeps_invariant() {
+        if self.reads_tokens_as_rows() {
             // Tokens of prompts are rows of the same passes as drawn tokens.
             self.run_alike(adapter, 1, MOST_ROWS.min(last_prompt))?;
+        } else if self.keeps_invariant() {
+            // No product is tuned, so the largest pass suffices.
+            let count = prefill_chunk.div_ceil(last_prompt).min(max_batch);
+            self.run_alike(adapter, count, prefill_chunk.min(last_prompt))?;
         } else {
             // Whole prompts are run, and one prompt with a chunk that reads the cache. The largest prompt runs first, and smaller prompts reuse its
             // memory.

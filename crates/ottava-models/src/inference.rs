@@ -282,12 +282,19 @@ impl InferenceBatch {
         Ok(batch)
     }
 
-    /// Creates a batch of the new tokens of `sequences`. On a GPU the batch is padded, because products are tuned for each number of rows.
-    pub fn padded(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
+    /// Creates a batch of the new tokens of `sequences`, whose attention reads the cache. On a GPU the batch is padded, because products are tuned for each
+    /// number of rows.
+    pub fn over_cache(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
         let tokens = padded_rows(device, sequences.iter().map(|sequence| sequence.new.len()).sum());
         let max_new = sequences.iter().map(|sequence| sequence.new.len()).max().unwrap_or(0);
         let mut batch = InferenceBatch::new(device, tokens, sequences.len(), max_new, most_blocks(sequences))?;
         batch.set(sequences)?;
+        Ok(batch)
+    }
+
+    /// Creates a batch as [`InferenceBatch::over_cache`]. If it has the first tokens of one sequence, a GPU may compute their attention as in training.
+    pub fn padded(device: &Device, sequences: &[SequenceTokens]) -> Result<InferenceBatch> {
+        let mut batch = InferenceBatch::over_cache(device, sequences)?;
         // On a CPU, both kinds of attention run the same loops.
         if let ([one], Device::Cuda(_)) = (sequences, device) {
             batch.is_whole = one.start == 0 && one.new.len().is_multiple_of(PREFILL_MULTIPLE);

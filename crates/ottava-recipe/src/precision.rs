@@ -196,6 +196,10 @@ pub struct Precision {
     /// fit a tile of the library's kernel (64 to 128 tokens) have the same bits in each run. The fixed order takes scratch memory of two
     /// bytes per score, and is slower beyond 1,024 tokens.
     pub deterministic: bool,
+    /// Compute forward on a GPU so that the result of a token does not depend on the other tokens of a batch, with the order of sums of
+    /// `--batch-invariant` in inference. Log-probabilities of a step then have the bits that the same weights give in decoding, so ratios of
+    /// reinforcement learning are 1 before the first update. Forward is slower. Backward is not affected.
+    pub batch_invariant: bool,
     /// Delayed scaling, for linears with recipe "fp8-delayed".
     pub delayed: Delayed,
     /// The loss scale of recipe "fp16".
@@ -222,6 +226,7 @@ impl Default for Precision {
             exceptions: ExceptionsConfig::default(),
             smooth_swiglu: false,
             deterministic: false,
+            batch_invariant: false,
             delayed: Delayed::default(),
             fp16: Fp16::default(),
             overrides: Vec::new(),

@@ -43,6 +43,12 @@ impl Device {
         Device::Cuda(CudaDevice::dry(model))
     }
 
+    /// Returns whether the results of forward must not depend on the batch ([`CudaDevice::with_batch_invariance`]). Always false for a CPU, whose results
+    /// never depend on it.
+    pub fn is_batch_invariant(&self) -> bool {
+        matches!(self, Device::Cuda(gpu) if gpu.is_batch_invariant())
+    }
+
     /// Returns an empty dry-run device of the same kind.
     pub fn dry(&self) -> Device {
         match self {

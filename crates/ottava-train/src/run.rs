@@ -19,6 +19,7 @@ use ottava_recipe::param::WeightSource;
 use ottava_recipe::scaling::{Observer, PrecisionComparison};
 use ottava_sentinel::NormAlarmPolicy;
 use ottava_settings::ResolvedConfig;
+use ottava_tensor::cuda::BatchInvariance;
 use ottava_tensor::{Device, Tensor};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -37,6 +38,8 @@ pub struct Run {
     pub weights_digest: u64,
     /// The seed of the random numbers that layers draw. `None` if they draw none.
     seed_of_draws: Option<u64>,
+    /// Keeps the results of forward independent of the batch, if the run asks for it.
+    _batch_invariance: Option<BatchInvariance>,
 }
 
 impl Run {
@@ -61,6 +64,10 @@ impl Run {
         let rank = ranks.pipeline().rank();
         let spans: Vec<_> = (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
         let axes = Rc::new(LayerAxes::new(ranks.clone()));
+        let batch_invariance = match device {
+            Device::Cuda(gpu) if run.precision.batch_invariant => Some(gpu.batch_invariance()),
+            _ => None,
+        };
         let mut model = Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, axes)?;
         let reduction = run.parallel.communication.reduction(run.optimizer.formats().gradients);
         let values = run.needs_values();
@@ -74,7 +81,7 @@ impl Run {
         let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
         let step = if run.alarms.grad_norm_spike == NormAlarmPolicy::Skip { step.with_norm_limit()? } else { step };
         let seed_of_draws = run.draws().then_some(run.seed);
-        Ok(Run { model, optimizer, step, objective, weights_digest, seed_of_draws })
+        Ok(Run { model, optimizer, step, objective, weights_digest, seed_of_draws, _batch_invariance: batch_invariance })
     }
 
     /// Returns the same run for rows with at most `max_documents` documents each, as the data say, unless the objective packs rows. With `None`, each row

@@ -3,7 +3,7 @@
 use super::table::{CastTensors, KernelRow, Table, bf16, both, compressed, own};
 use super::{Meter, activations, experts, recurrences, updates};
 use crate::ops::*;
-use crate::{DType, Granularity, Result, Tensor};
+use crate::{DType, Device, Granularity, Result, Tensor};
 
 /// The vocabularies of embedding and cross-entropy, and the number of tokens per chunk of logits.
 const VOCABULARY: usize = 32_000;
@@ -20,6 +20,7 @@ pub fn kernels(meter: Meter, tokens: usize, channels: usize, hidden: usize) -> R
     draws(&mut table, tokens, channels)?;
     rms_norms(&mut table, tokens, channels)?;
     layer_norms(&mut table, tokens, channels)?;
+    attentions(&mut table, tokens, channels)?;
     sinks(&mut table, tokens, channels)?;
     rotations(&mut table, tokens, channels)?;
     heads(&mut table, tokens, channels)?;
@@ -140,6 +141,17 @@ fn layer_norms(table: &mut Table, t: usize, c: usize) -> Result<()> {
         norm_backward(&b, &a, layer, &statistics, &mut dweight, options).map(drop)
     })?;
     Ok(())
+}
+
+/// Times causal attention of one sequence, with heads of size 128, which is bound by products.
+fn attentions(table: &mut Table, t: usize, c: usize) -> Result<()> {
+    let (Device::Cuda(gpu), heads) = (table.device().clone(), c.div_ceil(128)) else { return Ok(()) };
+    let spec = AttentionSpec::causal(heads, heads, 128);
+    let qkv = table.random(&[t, spec.qkv_width()], DType::BF16)?;
+    let mut attend = || attention(AttentionInput::fused(&qkv, &spec, 1, None), &spec).map(drop);
+    let bytes = bf16(t * (spec.qkv_width() + spec.output_width())) + 4 * t * heads;
+    table.row("attention", bytes, &mut attend)?;
+    table.row("attention, independent of the batch", bytes, &mut || gpu.with_batch_invariance(&mut attend))
 }
 
 /// Times attention sinks, with heads of size 64.

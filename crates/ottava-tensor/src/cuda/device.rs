@@ -202,10 +202,16 @@ impl CudaDevice {
         with_set(&self.has_constant_weights, work)
     }
 
-    /// Runs `work`, in which the result of a row of a product, or of a token of paged attention, does not depend on other rows. Products with the
-    /// same shape of a row have the same kernel, and paged attention divides the keys into parts of one length.
+    /// Runs `work`, in which the result of a row of a product of two operands in rows, or of a token of attention, does not depend on other rows. Products
+    /// with the same shape of a row have the same order of sums, and attention divides the keys into parts of one length.
     pub fn with_batch_invariance<R>(&self, work: impl FnOnce() -> R) -> R {
         with_set(&self.is_batch_invariant, work)
+    }
+
+    /// Returns a guard that has the effect of [`CudaDevice::with_batch_invariance`] until it is dropped.
+    pub fn batch_invariance(self: &Arc<Self>) -> BatchInvariance {
+        let before = self.is_batch_invariant.swap(true, Ordering::Relaxed);
+        BatchInvariance { gpu: self.clone(), before }
     }
 
     /// Returns whether [`CudaDevice::with_batch_invariance`] is in progress.
@@ -453,6 +459,18 @@ impl fmt::Debug for CudaDevice {
 }
 
 /// Runs `work` while `setting` is true.
+/// The result of [`CudaDevice::batch_invariance`].
+pub struct BatchInvariance {
+    gpu: Arc<CudaDevice>,
+    before: bool,
+}
+
+impl Drop for BatchInvariance {
+    fn drop(&mut self) {
+        self.gpu.is_batch_invariant.store(self.before, Ordering::Relaxed);
+    }
+}
+
 fn with_set<R>(setting: &AtomicBool, work: impl FnOnce() -> R) -> R {
     let before = setting.swap(true, Ordering::Relaxed);
     let result = work();

@@ -60,7 +60,7 @@ pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
 pub(crate) use cudnn::{AttentionBackward, AttentionForward, DocumentPointers, ScoreFactors};
 pub use cudnn::{AttentionShape, plan_attention};
-pub use device::CudaDevice;
+pub use device::{BatchInvariance, CudaDevice};
 #[cfg(test)]
 pub(crate) use device::test_device;
 pub use driver::{Event, PeerLink};

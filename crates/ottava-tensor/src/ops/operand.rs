@@ -31,6 +31,11 @@ pub enum Accumulation {
 }
 
 impl<'a> Operand<'a> {
+    /// Returns whether rows are contiguous in memory, and not transposed.
+    pub(crate) fn is_rows(&self) -> bool {
+        matches!(self, Operand::Plain { transposed: false, .. } | Operand::Rows(_))
+    }
+
     /// Returns the operand of a plain matrix `[rows, K]`.
     pub fn plain(x: &'a Tensor) -> Operand<'a> {
         Operand::Plain { x, transposed: false }

@@ -8,6 +8,9 @@
 //! and the paged kernels support. `ottava plan` prints the choice. If no backend supports a case, the error lists the reasons. A `Condition` may
 //! apply only to GPUs that lack a feature: outside Hopper, the table excludes cuDNN for windows, soft caps and head dimensions above 128.
 //!
+//! While results must not depend on the batch (`CudaDevice::with_batch_invariance`), forward uses `ordered.cu` where it supports the case. It has the order
+//! of sums of paged attention (`attention_order.cuh`), so the attention of a whole document has the bits that its tokens get one by one over a cache.
+//!
 //! The plain kernels are compiled in two forms: for causal attention of a fused projection, and with the define `GENERAL` for every spec. The paged
 //! kernels support a window and a soft cap with the define `BOUNDED`.
 
@@ -15,6 +18,7 @@ mod backend;
 mod cpu;
 pub(super) mod cuda;
 mod input;
+pub(super) mod ordered;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -83,8 +87,13 @@ pub fn attention_backward(
 }
 
 fn lse_shape(input: &AttentionInput, spec: &AttentionSpec, backend: AttentionBackend) -> Vec<usize> {
-    match (backend, input.cu_seqlens) {
-        (AttentionBackend::CuDnn, Some(_)) => vec![input.batch * input.query_len(), spec.heads],
-        _ => vec![input.batch, spec.heads, input.query_len()],
+    match has_rows_of_tokens(input, backend) {
+        true => vec![input.batch * input.query_len(), spec.heads],
+        false => vec![input.batch, spec.heads, input.query_len()],
     }
+}
+
+/// Returns whether `lse` has a row for each token instead of a row for each head, since backward of `backend` reads it so.
+fn has_rows_of_tokens(input: &AttentionInput, backend: AttentionBackend) -> bool {
+    backend == AttentionBackend::CuDnn && input.cu_seqlens.is_some()
 }

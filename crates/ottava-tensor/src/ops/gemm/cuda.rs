@@ -33,10 +33,12 @@ pub(super) fn gemm(
             Addend::Tensor(c) => out.copy_from(0, c),
         };
     }
-    if let Some(product) = Skinny::plan(gpu, a, b, [m, n], out.dtype()) {
+    // In training, only products of forward contract the rows of both operands.
+    let is_ordered = gpu.is_batch_invariant() && a.is_rows() && b.is_rows();
+    if let Some(product) = Skinny::plan(gpu, a, b, [m, n], out.dtype(), is_ordered) {
         return product.enqueue(gpu, out, addend);
     }
-    if gpu.is_batch_invariant() {
+    if is_ordered {
         if let Some(product) = Product::single(gpu, a, b, [m, n], out.dtype()) {
             let addend = addend_address(out, addend);
             return product.enqueue_single(gpu, a.size("gemm: a")?.1, out, addend);

@@ -107,9 +107,16 @@ pub(super) struct Skinny {
 }
 
 impl Skinny {
-    /// Plans the product `a · bᵀ` `[m, n]` in `out`. Returns `None` unless this is a product of few rows in inference, with types and addresses that
-    /// the kernel supports.
-    pub fn plan(gpu: &CudaDevice, a: Operand, b: Operand, [m, n]: [usize; 2], out: DType) -> Option<Skinny> {
+    /// Plans the product `a · bᵀ` `[m, n]` in `out`. Returns `None` unless this is a product of few rows in inference or `is_exact`, with types and
+    /// addresses that the kernel supports. With `is_exact`, no faster kernel may compute it.
+    pub fn plan(
+        gpu: &CudaDevice,
+        a: Operand,
+        b: Operand,
+        [m, n]: [usize; 2],
+        out: DType,
+        is_exact: bool,
+    ) -> Option<Skinny> {
         let (Ok(((x, false), (_, k))), Ok((y, false))) =
             (a.matrix("").and_then(|x| Ok((x, a.size("")?))), b.matrix(""))
         else {
@@ -145,7 +152,6 @@ impl Skinny {
             fits.then_some(TensorMap { address: t.device_ptr(), rows, row_bytes: k * size, pitch, box_rows })
         };
         let (a, b) = (map(x, m, tile.rows)?, map(y, n, tile.columns)?);
-        let is_exact = gpu.is_batch_invariant();
         let most = match shared_a {
             Shared::Strip(_) => MOST_ROWS_OF_BLOCKS,
             _ if x.dtype().is_fp8() => usize::MAX,

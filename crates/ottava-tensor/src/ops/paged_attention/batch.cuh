@@ -1,5 +1,3 @@
-#define INFINITY __int_as_float(0x7F800000)
-#define FULL 0xFFFFFFFF
 // KV is the type of the cache: X, bf16, or e4m3 codes with a scale per token and head.
 
 template <class T> struct IsCodes { static const bool value = false; };
@@ -73,13 +71,5 @@ struct Bounds {
     __device__ __forceinline__ bool hides(int position, int seen) const { return position >= seen || (window && position < seen - window); }
 };
 
-// Returns 2^x. 2^-infinity is 0.
-__device__ __forceinline__ float power(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-// Returns the value to subtract from scores with the maximum `largest`: 0 if no key is seen.
-__device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 // Returns the power of the logit of a sink, relative to scores with the maximum `largest`. If it overflows, the sink has all of the probability.
 __device__ __forceinline__ float sink_power(X sink, float largest) { return power(load(sink) * 1.44269504f - base_of(largest)); }

@@ -8,28 +8,28 @@ use std::f64::consts::LOG2_E;
 
 kernels! {
     static SOURCE = {
-        file: "paged_attention", headers: ["paged_attention/batch.cuh", "rope/pairs.cuh"], constants: [WARPS], variants: VARIANTS
+        file: "paged_attention", headers: ["attention_order.cuh", "paged_attention/batch.cuh", "rope/pairs.cuh"], constants: [WARPS], variants: VARIANTS
     };
     static TENSOR_CORES = {
         file: "paged_attention",
-        headers: ["paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
+        headers: ["attention_order.cuh", "paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
         constants: [WARPS, SPLITS],
         variants: &[HALF_VARIANTS, CODE_VARIANTS].concat()
     };
     static BOUNDED_SOURCE = {
-        file: "paged_attention", headers: ["paged_attention/batch.cuh", "rope/pairs.cuh"], macros: [BOUNDED], constants: [WARPS],
+        file: "paged_attention", headers: ["attention_order.cuh", "paged_attention/batch.cuh", "rope/pairs.cuh"], macros: [BOUNDED], constants: [WARPS],
         variants: VARIANTS
     };
     static BOUNDED_TENSOR_CORES = {
         file: "paged_attention",
-        headers: ["paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
+        headers: ["attention_order.cuh", "paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
         macros: [BOUNDED],
         constants: [WARPS, SPLITS],
         variants: &[HALF_VARIANTS, CODE_VARIANTS].concat()
     };
     static COPIED_SOURCE = {
         file: "paged_attention",
-        headers: ["hopper.cuh", "paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
+        headers: ["hopper.cuh", "attention_order.cuh", "paged_attention/batch.cuh", "paged_attention/tiles.cuh", "paged_attention/tensor_cores.cuh"],
         macros: [COPIED],
         needs: [BulkCopies],
         constants: [WARPS, SPLITS, STEP],
@@ -49,13 +49,13 @@ kernels! {
         o: *mut X, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: *const KV, scale_inv: *const f32,
         sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
         sequences: i32, max_blocks: i32, block_size: i32, tokens: i32, group: i32, most: i32, dim: i32, together: i32,
-        most_splits: i32, rounds: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
+        most_splits: i32, rounds: i32, part: i32, most_parts: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
     );
     kernel attend_copied(
         o: *mut X, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: TensorMap, scale_inv: *const f32,
         sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
         sequences: i32, max_blocks: i32, block_size: i32, tokens: i32, group: i32, most: i32, dim: i32, together: i32,
-        most_splits: i32, rounds: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
+        most_splits: i32, rounds: i32, part: i32, most_parts: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
     );
 }
 
@@ -65,8 +65,8 @@ const SPLITS: usize = 32;
 /// example, with FP8 keys of head size 128, four query heads per key head and 1,024 tokens per split, writing and reading partial results in F32
 /// moves 1.6 % of the bytes of keys and values.
 const MOST_ROUNDS: usize = 8;
-/// The number of such rounds if rows must not depend on other rows. It is the same for any batch, so the sums of a token depend only on its own
-/// context.
+/// The number of such rounds in a part of a context if rows must not depend on other rows. It is the same for any batch, so the sums of a token depend only
+/// on its own context. A split has one or more parts.
 const INVARIANT_ROUNDS: usize = 4;
 /// The number of bytes of a row of keys or values in shared memory.
 const STEP: usize = TensorMap::BOX_BYTES;
@@ -207,6 +207,10 @@ struct Tiling {
     most: usize,
     /// The number of times that a warp reads keys in a split of the context.
     rounds: usize,
+    /// The number of tokens of a part of the context, if the order of sums must not depend on the batch; otherwise 0, and each split is a part.
+    part: usize,
+    /// The maximum number of parts of a context.
+    parts: usize,
     /// The maximum number of splits of a context.
     splits: usize,
     /// Whether the blocks of all splits run in one wave.
@@ -233,26 +237,26 @@ impl Tiling {
         // The number of tokens in TILES tiles (tiles.cuh).
         let of_warp = if size * cache.dtype().size() <= 128 { 32 } else { 16 };
         let stride = of_warp * THREADS as usize / 32;
-        // With a window, a tile reads the keys that its tokens see, beginning with the first key rounded down to a multiple of 16.
-        let in_window = spec.window.map_or(usize::MAX, |window| window.saturating_add(together + 15));
+        let part = if gpu.is_batch_invariant() { INVARIANT_ROUNDS * stride } else { 0 };
+        // With a window, a tile reads the keys that its tokens see, beginning with the first key rounded down to a multiple of 16, or to a whole part.
+        let in_window = spec.window.map_or(usize::MAX, |window| window.saturating_add(together + part.max(16) - 1));
         let most_keys = batch.max_context(cache).min(in_window);
         let splits_of = |rounds: usize| most_keys.div_ceil(rounds * stride).clamp(1, SPLITS);
         // With few sequences, splits are short, so that all multiprocessors read. With many sequences, splits are long, so that one wave of blocks
         // suffices if possible.
         let fits =
             |rounds: usize| batch.capacity() * spec.kv_heads * chunks * splits_of(rounds) <= BLOCKS * gpu.sm_count();
-        let rounds = match gpu.is_batch_invariant() {
-            true => INVARIANT_ROUNDS,
-            false => [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS),
-        };
+        let rounds = [1, 2, 4].into_iter().find(|&rounds| fits(rounds)).unwrap_or(MOST_ROUNDS);
+        let rounds = if part > 0 { rounds.max(INVARIANT_ROUNDS) } else { rounds };
         let (splits, most, is_one_wave) = (splits_of(rounds), group.div_ceil(chunks), fits(rounds));
-        Tiling { columns, together, tiles, chunks, most, rounds, splits, is_one_wave }
+        let parts = if part > 0 { most_keys.div_ceil(part) } else { splits };
+        Tiling { columns, together, tiles, chunks, most, rounds, part, parts, splits, is_one_wave }
     }
 
     /// Whether bulk copies read the keys and values of `cache`. They are faster if codes are read by more than BLOCKS blocks per multiprocessor.
     fn copies(&self, gpu: &CudaDevice, cache: &KvBlocks, is_bounded: bool) -> bool {
         let waves = self.rounds == MOST_ROUNDS && !self.is_one_wave;
-        waves && self.columns == 8 && !is_bounded && cache.scale_inv.is_some() && gpu.runs(&COPIED_SOURCE)
+        waves && self.part == 0 && self.columns == 8 && !is_bounded && cache.scale_inv.is_some() && gpu.runs(&COPIED_SOURCE)
     }
 }
 
@@ -342,10 +346,10 @@ fn by_tensor_cores(
     let [sequences, max_blocks, block_size] = sizes_of(batch, cache);
     let PagedBatch { query_starts, context_lens, cached_lens, block_tables, .. } = *batch;
     let (tokens, group, (window, cap)) = (qkv.shape()[0], spec.group(), bounds(spec));
-    let Tiling { together, tiles, chunks, most, rounds, splits, .. } = *tiling;
-    let room = batch.capacity() * spec.kv_heads * chunks * splits * together * most;
-    let parts = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
-    let (mut sums, mut stats) = (parts(spec.head_dim)?, parts(2)?);
+    let Tiling { together, tiles, chunks, most, rounds, part, parts, splits, .. } = *tiling;
+    let room = batch.capacity() * spec.kv_heads * chunks * parts * together * most;
+    let results = |width: usize| Tensor::empty(qkv.device(), &[if splits > 1 { room } else { 0 }, width], DType::F32);
+    let (mut sums, mut stats) = (results(spec.head_dim)?, results(2)?);
     // The cache has as many counters as it has blocks. A batch may have more sequences if several sequences share blocks.
     let own = &cache.arrived;
     let more = (batch.capacity() > own.shape()[0])
@@ -378,6 +382,8 @@ fn by_tensor_cores(
                 together,
                 splits,
                 rounds,
+                part,
+                parts,
                 scale(spec),
                 window,
                 cap,

@@ -22,30 +22,10 @@ __device__ __forceinline__ float log2_of(float x) {
     return y;
 }
 
-// Returns cap · tanh(x / cap), from an approximate power of two. The error is a few roundings of `cap`. tanh.approx would have only 11 bits.
-__device__ __forceinline__ float capped(float x, float cap) {
-    return fmaf(-2.0f * cap, __fdividef(1.0f, power(x * (2.885390082f / cap)) + 1.0f), cap);
-}
-
 // The type in which elements are multiplied. Codes are multiplied as halves, which represent them exactly.
 template <class T> struct Operand { typedef T Type; };
 template <> struct Operand<e4m3> { typedef f16 Type; };
 typedef Operand<KV>::Type M;
-
-#define MULTIPLY(TYPE)                                                                                                          \
-    __device__ __forceinline__ u32 pair_of(TYPE, float low, float high) {                                                       \
-        u32 pair;                                                                                                               \
-        asm("cvt.rn." #TYPE "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));                                           \
-        return pair;                                                                                                            \
-    }                                                                                                                           \
-    __device__ __forceinline__ void multiply(TYPE, float* sums, const u32* a, const u32* b) {                                   \
-        asm("mma.sync.aligned.m16n8k16.row.col.f32." #TYPE "." #TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "      \
-            "{%0, %1, %2, %3};"                                                                                                 \
-            : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])                                                        \
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                                \
-    }
-MULTIPLY(bf16)
-MULTIPLY(f16)
 
 // Returns the elements 2i and 2i + 1 of a piece.
 template <class T> __device__ __forceinline__ u32 pair_in(const Piece& p, int i) { return p.words[i]; }
@@ -71,14 +51,23 @@ __device__ __forceinline__ void store4(X* to, float4 v) {
     *(uint2*)to = e.words;
 }
 __device__ __forceinline__ float4 scaled(float4 v, float by) { return make_float4(v.x * by, v.y * by, v.z * by, v.w * by); }
-__device__ __forceinline__ float4 add_scaled(float4 sum, float4 v, float by) {
-    return make_float4(fmaf(v.x, by, sum.x), fmaf(v.y, by, sum.y), fmaf(v.z, by, sum.z), fmaf(v.w, by, sum.w));
-}
+
+// The result of a column over some of its keys: four channels, the largest score, and the sum of powers.
+struct Result {
+    float4 out;
+    float most, sum;
+    // Joins the result over later keys, with the largest score and the sum of powers `stat`.
+    __device__ __forceinline__ void join(float4 v, float2 stat) {
+        const Join join(most, stat.x);
+        out = make_float4(join(out.x, v.x), join(out.y, v.y), join(out.z, v.z), join(out.w, v.w));
+        most = join.most, sum = join(sum, stat.y);
+    }
+};
+// The result over no keys.
+__device__ __forceinline__ Result no_result() { return {make_float4(0, 0, 0, 0), -INFINITY, 0.0f}; }
 
 // The number of parts of a context that a thread reads at a time.
-#define MERGED 8
-static_assert(SPLITS % MERGED == 0, "shared memory has room for whole groups of parts");
-template <int N> struct Ahead { static constexpr int COUNT = N; };
+#define AHEAD 8
 
 // Returns the number of tokens of a split of a context: the smallest multiple of `rounds` times STRIDE for which there are at most SPLITS splits.
 __device__ __forceinline__ int split_of(int context, int rounds) {
@@ -89,18 +78,19 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // Computes attention for a tile of up to `together` new tokens of a sequence, and for up to C query heads that share a key head. There are up to C =
 // 8·N columns.
 //
-// A block reads one split of the context, divided among its warps. If a tile does not contain all new tokens of its sequence, it has one split. If a
-// tile has several splits, blocks write partial results, and the block that finishes last merges them in order. `parts` is [sequences, key heads ·
-// chunks, splits, columns, dim]. `stats` is [sequences, key heads · chunks, splits, columns, 2] and has the largest score and the sum of powers.
-// `arrived` is [sequences, key heads · chunks] and is reset to zero.
+// A block reads one split of the context, part by part. The warps divide each part. If `part` is 0, a split is a part, and its size depends on the batch.
+// Otherwise parts have `part` tokens and begin at multiples of `part`, so that the order of sums (attention_order.cuh) depends only on the context of a
+// token. If a tile does not contain all new tokens of its sequence, it has one split. If a tile has several splits, blocks write the results of parts, and
+// the block that finishes last joins them in order. `parts` is [sequences, key heads · chunks, most_parts, columns, dim]. `stats` is [sequences, key heads
+// · chunks, most_parts, columns, 2] and has the largest score and the sum of powers. `arrived` is [sequences, key heads · chunks] and is reset to zero.
 //
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share a key head). The first splits of all
 // tiles come first, then further splits. Consecutive blocks compute the key heads of one tile, whose keys and values are neighbours in memory. The
 // start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N, class Tiles>
 __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* arrived, const X* qkv, const typename Tiles::Cache& cache, const X* sinks,
-                                       Batch batch, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, float scale,
-                                       Bounds bounds) {
+                                       Batch batch, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, int part, int most_parts,
+                                       float scale, Bounds bounds) {
     start_successors();
     // The shuffle tells the compiler that all lanes take the same branches, which saves registers.
     const int C = 8 * N, lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
@@ -141,16 +131,21 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     const int least = place.seen_by(first), seen = least + rows_of_tile - 1;
     // The first key of the first 16-token tile that a token of the tile sees. Blocks before it may belong to other sequences by now.
     const int base = bounds.first(least) / 16 * 16;
-    const int split = stop - start <= together ? split_of(place.context - base, rounds) : seen - base;
-    const int splits = seen - base <= split ? 1 : (seen - base + split - 1) / split;
-    const int begin = base + number_of_split * split, end = min(seen, begin + split);
+    const int origin = part ? base / part * part : base;
+    const int split = stop - start <= together ? split_of(place.context - origin, rounds) : seen - origin;
+    const int splits = seen - origin <= split ? 1 : (seen - origin + split - 1) / split;
+    const int begin = origin + number_of_split * split, end = min(seen, begin + split);
     if (begin >= end) return;
 
-    Tiles tiles(Walk(batch, sequence, kv, kv_heads, begin, end, warp, lane), cache);
+    const int part_size = part ? part : split;
+    auto walk_from = [&](int from) {
+        return Walk(batch, sequence, kv, kv_heads, max(from, base / STRIDE * STRIDE), min(end, from + part_size), base, warp, lane);
+    };
+    Tiles tiles(walk_from(begin), cache);
     // Keys and values of earlier passes are in the cache even before the predecessors end.
-    const bool is_old = tiles.tile < end && min(tiles.tile + TILES * 16, end) <= place.cached;
+    const bool is_old = tiles.tile < tiles.walk.end && min(tiles.tile + TILES * 16, end) <= place.cached;
     if (!is_old) wait_for_predecessors();
-    if (tiles.tile < end) tiles.start();
+    if (tiles.tile < tiles.walk.end) tiles.start();
     if (is_old) wait_for_predecessors();
 
     // The queries, the second operand: column g of each group of eight columns. Halves are divided by a power of two, so that no half overflows.
@@ -190,193 +185,208 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
         }
     }
 
-    // For the columns 2t and 2t + 1 of each group of eight: the largest score so far, the sum of this lane's powers, and the weighted values.
-    float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
-#pragma unroll
-    for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
+    // Stores four channels of a column from its result over all of its keys.
+    auto store_result = [&](int column, int quad, Result result) {
+        if (sinks) result.sum += sink_power(sinks[first_head + column - token_of(column) * count], result.most);
+        store_column(column, quad * 4, scaled(result.out, 1.0f / result.sum));
+    };
+    const int chunk = kv * gridDim.z + blockIdx.z, room = together * most;
+    const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_parts * room;
+    // The results of the warps, and of all earlier parts if the tile has one split. Rows are four floats longer than DIM, for fewer bank conflicts.
+    typedef float4 Sums[WARPS][C][DIM / 4 + 1];
+    __shared__ float2 shared_stats[WARPS * C];
+    typedef float4 Totals[C][DIM / 4];
+    __shared__ float2 total_stats[2][C];
+    int number = part ? number_of_split * (split / part_size) : number_of_split;
 #pragma unroll 1
-    for (; tiles.tile < end; tiles.next()) {
-        const int tile = tiles.tile;
-        tiles.wait_for_keys();
-        // Rows are the tokens g and g + 8 of a tile. Columns are as above.
-        float scores[TILES][N][4] = {};
+    for (int from = begin;; number++) {
+        // For the columns 2t and 2t + 1 of each group of eight: the largest score so far, the sum of this lane's powers, and the weighted values.
+        float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
 #pragma unroll
-        for (int u = 0; u < TILES; u++) {
-#pragma unroll
-            for (int i = 0; i < K_PIECES * EACH / 4; i++) {
-                const int j = i * 4 / EACH, pair = i * 2 % (EACH / 2);
-                const Piece upper = tiles.key(u, 0, j), lower = tiles.key(u, 1, j);
-                const u32 a[4] = {pair_in<KV>(upper, pair), pair_in<KV>(lower, pair), pair_in<KV>(upper, pair + 1), pair_in<KV>(lower, pair + 1)};
-#pragma unroll
-                for (int n = 0; n < N; n++) multiply(M(), scores[u][n], a, &q[n][2 * i]);
-            }
-        }
-        float key_scales[TILES][2] = {}, value_scales[TILES][2] = {};
-        if (IsCodes<KV>::value) {
+        for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
+#pragma unroll 1
+        for (; tiles.tile < tiles.walk.end; tiles.next()) {
+            const int tile = tiles.tile;
+            tiles.wait_for_keys();
+            // Rows are the tokens g and g + 8 of a tile. Columns are as above.
+            float scores[TILES][N][4] = {};
 #pragma unroll
             for (int u = 0; u < TILES; u++) {
 #pragma unroll
-                for (int i = 0; i < 2; i++) key_scales[u][i] = tiles.key_scale(u, i), value_scales[u][i] = tiles.value_scale(u, i);
-            }
-        }
-        tiles.start_next_keys();
-
-        u32 p[TILES][N][2];
+                for (int i = 0; i < K_PIECES * EACH / 4; i++) {
+                    const int j = i * 4 / EACH, pair = i * 2 % (EACH / 2);
+                    const Piece upper = tiles.key(u, 0, j), lower = tiles.key(u, 1, j);
+                    const u32 a[4] = {pair_in<KV>(upper, pair), pair_in<KV>(lower, pair), pair_in<KV>(upper, pair + 1), pair_in<KV>(lower, pair + 1)};
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            float factors[2], bases[2];
-            // The scale of a value is added to the exponent of its power. So powers times scales are at most 1, and no significant half underflows.
-            // `largest` is the maximum of these raised scores.
-            float raises[TILES][2] = {};
-#pragma unroll
-            for (int u = 0; u < TILES; u++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    // Scales after the last token may be NaN or infinite. Added to the hidden score, -infinity, they would give NaN.
-                    if (IsCodes<KV>::value) raises[u][i] = fminf(fmaxf(log2_of(value_scales[u][i]), -149.0f), 128.0f);
+                    for (int n = 0; n < N; n++) multiply(M(), scores[u][n], a, &q[n][2 * i]);
                 }
             }
+            float key_scales[TILES][2] = {}, value_scales[TILES][2] = {};
+            if (IsCodes<KV>::value) {
 #pragma unroll
-            for (int c = 0; c < 2; c++) {
-                float most = largest[n][c];
+                for (int u = 0; u < TILES; u++) {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) key_scales[u][i] = tiles.key_scale(u, i), value_scales[u][i] = tiles.value_scale(u, i);
+                }
+            }
+            tiles.start_next_keys();
+
+            u32 p[TILES][N][2];
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                float factors[2], bases[2];
+                // The scale of a value is added to the exponent of its power. So powers times scales are at most 1, and no significant half underflows.
+                // `largest` is the maximum of these raised scores.
+                float raises[TILES][2] = {};
 #pragma unroll
                 for (int u = 0; u < TILES; u++) {
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
-                        float& score = scores[u][n][2 * i + c];
-                        score *= IsCodes<KV>::value ? scales[n][c] * key_scales[u][i] : scales[n][c];
-                        if (bounds.cap > 0.0f) score = capped(score, bounds.cap);
-                        if (bounds.hides(tile + 16 * u + g + 8 * i, limits[n][c])) score = -INFINITY;
-                        most = fmaxf(most, score + raises[u][i]);
+                        // Scales after the last token may be NaN or infinite. Added to the hidden score, -infinity, they would give NaN.
+                        if (IsCodes<KV>::value) raises[u][i] = fminf(fmaxf(log2_of(value_scales[u][i]), -149.0f), 128.0f);
                     }
                 }
-                for (int bits = 4; bits < 32; bits *= 2) most = fmaxf(most, __shfl_xor_sync(FULL, most, bits));
-                bases[c] = base_of(most);
-                factors[c] = power(largest[n][c] - bases[c]);
-                largest[n][c] = most;
-                sums[n][c] *= factors[c];
+#pragma unroll
+                for (int c = 0; c < 2; c++) {
+                    float most = largest[n][c];
+#pragma unroll
+                    for (int u = 0; u < TILES; u++) {
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            float& score = scores[u][n][2 * i + c];
+                            score *= IsCodes<KV>::value ? scales[n][c] * key_scales[u][i] : scales[n][c];
+                            if (bounds.cap > 0.0f) score = capped(score, bounds.cap);
+                            if (bounds.hides(tile + 16 * u + g + 8 * i, limits[n][c])) score = -INFINITY;
+                            most = fmaxf(most, score + raises[u][i]);
+                        }
+                    }
+                    for (int bits = 4; bits < 32; bits *= 2) most = fmaxf(most, __shfl_xor_sync(FULL, most, bits));
+                    bases[c] = base_of(most);
+                    factors[c] = power(largest[n][c] - bases[c]);
+                    largest[n][c] = most;
+                    sums[n][c] *= factors[c];
+                }
+#pragma unroll
+                for (int u = 0; u < TILES; u++) {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        float powers[2];
+#pragma unroll
+                        for (int c = 0; c < 2; c++) {
+                            const float score = scores[u][n][2 * i + c] - bases[c];
+                            powers[c] = power(score + raises[u][i]);
+                            sums[n][c] += IsCodes<KV>::value ? power(score) : powers[c];
+                        }
+                        p[u][n][i] = transposed(pair_of(M(), powers[0], powers[1]));
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < V_ROWS; i++) {
+#pragma unroll
+                    for (int e = 0; e < 4; e++) weighted[n][i][e] *= factors[e % 2];
+                }
             }
+            tiles.wait_for_values();
 #pragma unroll
             for (int u = 0; u < TILES; u++) {
 #pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    float powers[2];
+                for (int i = 0; i < V_ROWS; i++) {
+                    const int j = i * 2 / EACH, pair = i % (EACH / 2);
+                    u32 a[4];
+                    interleave<KV>(tiles.value(u, 0, j), tiles.value(u, 1, j), pair, &a[0], &a[1]);
+                    interleave<KV>(tiles.value(u, 2, j), tiles.value(u, 3, j), pair, &a[2], &a[3]);
 #pragma unroll
-                    for (int c = 0; c < 2; c++) {
-                        const float score = scores[u][n][2 * i + c] - bases[c];
-                        powers[c] = power(score + raises[u][i]);
-                        sums[n][c] += IsCodes<KV>::value ? power(score) : powers[c];
-                    }
-                    p[u][n][i] = transposed(pair_of(M(), powers[0], powers[1]));
+                    for (int n = 0; n < N; n++) multiply(M(), weighted[n][i], a, p[u][n]);
                 }
             }
-#pragma unroll
-            for (int i = 0; i < V_ROWS; i++) {
-#pragma unroll
-                for (int e = 0; e < 4; e++) weighted[n][i][e] *= factors[e % 2];
+            tiles.start_next_values();
+        }
+        from += part_size;
+        const bool is_last = from >= end;
+        if constexpr (Tiles::HAS_PARTS) {
+            if (!is_last) {
+                tiles = Tiles(walk_from(from), cache);
+                if (tiles.tile < tiles.walk.end) tiles.start();
             }
         }
-        tiles.wait_for_values();
+        // Warps join their results in shared memory.
+        Sums& shared_out = tiles.template room_for<Sums>();
 #pragma unroll
-        for (int u = 0; u < TILES; u++) {
+        for (int n = 0; n < N; n++) {
 #pragma unroll
-            for (int i = 0; i < V_ROWS; i++) {
-                const int j = i * 2 / EACH, pair = i % (EACH / 2);
-                u32 a[4];
-                interleave<KV>(tiles.value(u, 0, j), tiles.value(u, 1, j), pair, &a[0], &a[1]);
-                interleave<KV>(tiles.value(u, 2, j), tiles.value(u, 3, j), pair, &a[2], &a[3]);
+            for (int c = 0; c < 2; c++) {
+                const int column = n * 8 + 2 * t + c;
+                for (int bits = 4; bits < 32; bits *= 2) sums[n][c] += __shfl_xor_sync(FULL, sums[n][c], bits);
+                if (g == 0) shared_stats[warp * C + column] = make_float2(largest[n][c], sums[n][c]);
 #pragma unroll
-                for (int n = 0; n < N; n++) multiply(M(), weighted[n][i], a, p[u][n]);
+                for (int i = 0; i < V_ROWS; i += 2) {
+                    const int channel = (i * 2 / EACH * 8 + g) * EACH + i * 2 % EACH;
+                    const float(*w)[4] = &weighted[n][i];
+                    if (channel < dim) shared_out[warp][column][channel / 4] = make_float4(w[0][c], w[0][2 + c], w[1][c], w[1][2 + c]);
+                }
             }
         }
-        tiles.start_next_values();
+        __syncthreads();
+        for_quads([&](int column, int quad) {
+            Result result = no_result();
+#pragma unroll
+            for (int w = 0; w < WARPS; w++) result.join(shared_out[w][column][quad], shared_stats[w * C + column]);
+            if (splits > 1) {
+                const u64 at = parts_begin + (u64)number * room + column;
+                ((float4*)parts)[at * quads + quad] = result.out;
+                if (quad == 0) ((float2*)stats)[at] = make_float2(result.most, result.sum);
+                return;
+            }
+            if constexpr (Tiles::HAS_PARTS) {
+                __shared__ Totals totals;
+                if (number > 0) {
+                    const float2 stat = total_stats[number % 2][column];
+                    Result all = {totals[column][quad], stat.x, stat.y};
+                    all.join(result.out, make_float2(result.most, result.sum));
+                    result = all;
+                }
+                if (!is_last) {
+                    totals[column][quad] = result.out;
+                    if (quad == 0) total_stats[(number + 1) % 2][column] = make_float2(result.most, result.sum);
+                    return;
+                }
+            }
+            store_result(column, quad, result);
+        });
+        if (is_last) break;
+        __syncthreads();
     }
-
-    // Warps merge their results in shared memory. Rows are four floats longer than DIM, for fewer bank conflicts.
-    typedef float4 Sums[WARPS][C][DIM / 4 + 1];
-    Sums& shared_out = tiles.template room_for<Sums>();
-    __shared__ float2 shared_stats[C * (SPLITS > WARPS ? SPLITS : WARPS)];
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-            const int column = n * 8 + 2 * t + c;
-            for (int bits = 4; bits < 32; bits *= 2) sums[n][c] += __shfl_xor_sync(FULL, sums[n][c], bits);
-            if (g == 0) shared_stats[warp * C + column] = make_float2(largest[n][c], sums[n][c]);
-#pragma unroll
-            for (int i = 0; i < V_ROWS; i += 2) {
-                const int channel = (i * 2 / EACH * 8 + g) * EACH + i * 2 % EACH;
-                const float(*w)[4] = &weighted[n][i];
-                if (channel < dim) shared_out[warp][column][channel / 4] = make_float4(w[0][c], w[0][2 + c], w[1][c], w[1][2 + c]);
-            }
-        }
-    }
-    __syncthreads();
-    // Returns for a column the sum of `n` weighted values in order. The stats of part s are at `s · C + column`. `ahead` values, a divisor of `n`,
-    // are read at a time.
-    auto merge = [&](auto ahead, int n, int column, auto value_of) {
-        constexpr int AHEAD = decltype(ahead)::COUNT;
-        float most = -INFINITY, sum = 0.0f;
-#pragma unroll 1
-        for (int s = 0; s < n; s += AHEAD) {
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++) most = fmaxf(most, shared_stats[(s + k) * C + column].x);
-        }
-        float4 out = make_float4(0, 0, 0, 0);
-#pragma unroll 1
-        for (int s = 0; s < n; s += AHEAD) {
-            float4 values[AHEAD];
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++) values[k] = value_of(s + k);
-#pragma unroll
-            for (int k = 0; k < AHEAD; k++) {
-                const float2 stat = shared_stats[(s + k) * C + column];
-                const float factor = power(stat.x - base_of(most));
-                sum = fmaf(factor, stat.y, sum);
-                out = add_scaled(out, values[k], factor);
-            }
-        }
-        struct { float4 out; float most, sum; } merged = {out, most, sum};
-        return merged;
-    };
-    // Stores four channels of a column from `merged`, the merged result over all of its keys.
-    auto store_merged = [&](int column, int quad, auto merged) {
-        if (sinks) merged.sum += sink_power(sinks[first_head + column - token_of(column) * count], merged.most);
-        store_column(column, quad * 4, scaled(merged.out, 1.0f / merged.sum));
-    };
-    const int chunk = kv * gridDim.z + blockIdx.z, room = together * most;
-    const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_splits * room;
-    const u64 part = parts_begin + number_of_split * room;
-    for_quads([&](int column, int quad) {
-        const auto merged = merge(Ahead<WARPS>(), WARPS, column, [&](int w) { return shared_out[w][column][quad]; });
-        if (splits == 1) return store_merged(column, quad, merged);
-        ((float4*)parts)[(part + column) * quads + quad] = merged.out;
-        if (quad == 0) ((float2*)stats)[part + column] = make_float2(merged.most, merged.sum);
-    });
     if (splits == 1) return;
 
     __syncthreads();
-    __shared__ bool is_last;
+    __shared__ bool is_last_split;
     if (threadIdx.x == 0) {
         u32* const counter = &arrived[sequence * kv_heads * gridDim.z + chunk];
-        is_last = count_arrival(counter) == splits - 1;
-        if (is_last) *counter = 0;
+        is_last_split = count_arrival(counter) == splits - 1;
+        if (is_last_split) *counter = 0;
     }
     __syncthreads();
-    if (!is_last) return;
-    // Parts beyond the last part have no weight.
-    const int whole = (splits + MERGED - 1) / MERGED * MERGED;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < whole * C; i += 32 * WARPS) {
-        const bool is_part = i / C < splits && i % C < columns;
-        shared_stats[i] = is_part ? __ldcg((const float2*)stats + parts_begin + i / C * room + i % C) : make_float2(-INFINITY, 0.0f);
-    }
-    __syncthreads();
+    if (!is_last_split) return;
+    const int count_of_parts = (seen - origin + part_size - 1) / part_size;
     for_quads([&](int column, int quad) {
-        const float4* const from = (const float4*)parts + (parts_begin + column) * quads + quad;
-        store_merged(column, quad, merge(Ahead<MERGED>(), whole, column, [&](int s) {
-            return s < splits ? __ldcg(from + (u64)s * room * quads) : make_float4(0, 0, 0, 0);
-        }));
+        const u64 first_part = parts_begin + column;
+        Result result = no_result();
+#pragma unroll 1
+        for (int s = 0; s < count_of_parts; s += AHEAD) {
+            float4 values[AHEAD];
+            float2 of_values[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                // Parts beyond the last part have no weight.
+                const u64 at = first_part + (u64)(s + k) * room;
+                const bool is_part = s + k < count_of_parts;
+                values[k] = is_part ? __ldcg((const float4*)parts + at * quads + quad) : make_float4(0, 0, 0, 0);
+                of_values[k] = is_part ? __ldcg((const float2*)stats + at) : make_float2(-INFINITY, 0.0f);
+            }
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) result.join(values[k], of_values[k]);
+        }
+        store_result(column, quad, result);
     });
 }
 
@@ -386,9 +396,9 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
         X* o, float* parts, float* stats, u32* arrived, const X* qkv, CACHE cache, const float* scale_inv, const X* sinks,      \
         const int* query_starts, const int* context_lens, const int* cached_lens, const int* block_tables, int sequences,       \
         int max_blocks, int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds,    \
-        float scale BOUNDS) {                                                                                                   \
+        int part, int most_parts, float scale BOUNDS) {                                                                                                   \
         const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};         \
-        attend<N, TILES_OF>(o, parts, stats, arrived, qkv, CACHE_OF_TILES, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, scale, \
+        attend<N, TILES_OF>(o, parts, stats, arrived, qkv, CACHE_OF_TILES, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, part, most_parts, scale, \
                   BOUNDS_OF_KERNEL);                                                                                            \
     }
 #ifdef COPIED

@@ -1,3 +1,5 @@
+mod order;
+
 use super::*;
 use crate::Granularity;
 use crate::cuda::Graph;

@@ -11,19 +11,20 @@ struct Piece { u32 words[4]; };
 // The number of tokens that a block reads at a time.
 #define STRIDE (16 * TILES * WARPS)
 
-// A warp's tiles among tokens `begin` to `end` of a sequence, for one key head. Tile numbers beyond the last tile give the last tile.
+// A warp's tiles among tokens `begin` to `end` of a sequence, for one key head. Tiles beyond the last tile give the last tile, and tiles before the token
+// `first`, a multiple of 16, give its tile: their blocks may belong to other sequences by now.
 struct Walk {
     const int* blocks;                 // blocks of the sequence
-    int log2_block, begin, end, last, kv, kv_heads, warp, lane;
+    int log2_block, begin, end, first, last, kv, kv_heads, warp, lane;
 
-    __device__ __forceinline__ Walk(const Batch& batch, int sequence, int kv, int kv_heads, int begin, int end, int warp, int lane)
+    __device__ __forceinline__ Walk(const Batch& batch, int sequence, int kv, int kv_heads, int begin, int end, int first, int warp, int lane)
         : blocks(batch.block_tables + (u64)sequence * batch.max_blocks), log2_block(__ffs(batch.block_size) - 1), begin(begin), end(end),
-          last((end - 1) / 16 * 16), kv(kv), kv_heads(kv_heads), warp(warp), lane(lane) {}
+          first(first), last((end - 1) / 16 * 16), kv(kv), kv_heads(kv_heads), warp(warp), lane(lane) {}
     // Returns the first token of a tile.
     __device__ __forceinline__ int tile(int number) const { return begin + ((number / TILES * WARPS + warp) * TILES + number % TILES) * 16; }
     // Returns the row of the first key of tile `number` + lane. So the lanes of a warp have the rows of 32 tiles.
     __device__ __forceinline__ u32 row_from(int number) const {
-        const int position = min(tile(number + lane), last), block = blocks[position >> log2_block];
+        const int position = max(min(tile(number + lane), last), first), block = blocks[position >> log2_block];
         return (((u32)block * 2 * kv_heads + kv) << log2_block) + (position & ((1 << log2_block) - 1));
     }
     // Returns the number of rows from a key to its value.
@@ -41,6 +42,8 @@ __device__ __forceinline__ Piece fetch(const void* from) {
 // Loads tiles into registers. When a warp has multiplied with the current keys, it starts to load the next keys; values are loaded likewise. This has
 // the least latency.
 struct LoadedTiles {
+    // Whether several tiles can be processed after each other.
+    static constexpr bool HAS_PARTS = true;
     struct Cache {
         const KV* data;
         const float* scale_inv;
@@ -128,6 +131,7 @@ struct LoadedTiles {
 // Copies tiles to shared memory by the copy engine. When all lanes have read the current keys of a warp, its next keys are copied; values are copied
 // likewise. This takes fewer registers, so four blocks share a multiprocessor and have more bytes in flight. But the first keys arrive later.
 struct CopiedTiles {
+    static constexpr bool HAS_PARTS = false;
     struct Cache {
         const TensorMap* map;
         const float* scale_inv;

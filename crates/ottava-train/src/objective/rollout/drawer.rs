@@ -99,6 +99,7 @@ fn engine_for(model: &Decoder, sizes: &DrawSizes) -> Result<Engine> {
         options.kv_cache_tokens = options.kv_cache_tokens.min(kv_cache_tokens);
     }
     options.logprobs_mode = logprobs_mode;
+    options.batch_invariant = model.device().is_batch_invariant();
     Engine::to_lend(model, &options)
 }
 

@@ -140,20 +140,20 @@ fn mixtures_are_batch_invariant() {
 }
 
 /// Returns the kernels that a dry run of `requests` launches, with their arguments. The arguments of attention are left out, since they depend on the
-/// longest context of a batch. Also returns the rounds of attention, which must not depend on it.
+/// longest context of a batch. Also returns the sizes of the parts of attention, which must not depend on it.
 fn launches(engine: &mut Engine, requests: Vec<Request>) -> (BTreeSet<String>, BTreeSet<String>) {
     let Device::Cuda(gpu) = engine.model().device().clone() else { panic!("not a GPU") };
     gpu.start_trace();
     run(engine, requests);
-    let (mut others, mut rounds) = (BTreeSet::new(), BTreeSet::new());
+    let (mut others, mut parts) = (BTreeSet::new(), BTreeSet::new());
     for line in gpu.take_trace() {
         if line.starts_with("attend_") {
-            rounds.insert(line.rsplit(' ').nth(1).expect("arguments").to_string());
+            parts.insert(line.rsplit(' ').nth(2).expect("arguments").to_string());
         } else if !["append_kv", "read ", "write ", "zero "].iter().any(|begin| line.starts_with(begin)) {
             others.insert(line);
         }
     }
-    (others, rounds)
+    (others, parts)
 }
 
 /// If sums are ordered, the library computes no product. Otherwise one request and many requests have products of the same numbers of rows.
