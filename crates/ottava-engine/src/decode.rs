@@ -6,7 +6,7 @@ use ottava_common::error::{Error, Result};
 use ottava_models::{Decoder, InferenceBatch, KvCache, SequenceTokens, most_blocks};
 use ottava_recipe::capture::{Capture, Launch};
 use ottava_tensor::cuda::{CudaDevice, Graph};
-use ottava_tensor::ops::{argmax, cast, has_ordered_sums};
+use ottava_tensor::ops::{argmax, cast};
 use ottava_tensor::{DType, Device, Staging, Suspended, Tensor};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,10 +19,8 @@ const STAGED: usize = 256 << 10;
 
 /// Returns the number of rows of all passes, if it must be the same.
 pub(super) fn fixed_rows(model: &Decoder, options: &EngineOptions) -> Option<usize> {
-    let recipe = model.recipe();
-    let casts = recipe.casts.map(|casts| [casts.input, casts.weight].map(|cast| (cast.format, cast.granularity)));
     let is_gpu = matches!(model.device(), Device::Cuda(_));
-    let is_fixed = options.batch_invariant && is_gpu && !has_ordered_sums(model.device(), recipe.compute, casts);
+    let is_fixed = options.batch_invariant && is_gpu && !model.recipe().has_ordered_sums(model.device());
     is_fixed.then_some(INVARIANT_ROWS)
 }
 

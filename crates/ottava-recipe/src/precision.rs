@@ -285,6 +285,18 @@ impl Precision {
                 self.recipe.as_str()
             ));
         }
+        if self.batch_invariant && self.recipes().any(|recipe| recipe == RecipeName::Fp8Current) {
+            problems.push(
+                "`precision.batch_invariant` is not for \"fp8-current\", whose scales depend on all tokens of a batch; leave it out, or choose another recipe"
+                    .to_string(),
+            );
+        }
+        if self.batch_invariant && self.smooth_swiglu {
+            problems.push(
+                "`precision.batch_invariant` is not for `precision.smooth_swiglu`, whose scales depend on all tokens of a batch; leave one of them out"
+                    .to_string(),
+            );
+        }
         let powers = [
             ("fp16.initial_loss_scale", self.fp16.initial_loss_scale),
             ("fp16.min_loss_scale", self.fp16.min_loss_scale),

@@ -1,7 +1,7 @@
 //! The parts of a recipe: casts, products, exceptions.
 
 use ottava_common::error::{Error, Result};
-use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling};
+use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling, has_ordered_sums};
 use ottava_tensor::{Capability, DType, Device, Granularity};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -161,6 +161,15 @@ impl Recipe {
     /// Returns whether the recipe casts any linear to FP8.
     pub fn casts_to_fp8(&self) -> bool {
         self.casts.is_some() || self.overrides.iter().any(|other| other.casts.is_some())
+    }
+
+    /// Returns whether all products of forward on `device` can have sums whose order does not depend on the batch, as [`has_ordered_sums`] says.
+    pub fn has_ordered_sums(&self, device: &Device) -> bool {
+        let others = self.overrides.iter().map(|other| other.casts);
+        std::iter::once(self.casts).chain(others).all(|casts| {
+            let casts = casts.map(|casts| [casts.input, casts.weight].map(|cast| (cast.format, cast.granularity)));
+            has_ordered_sums(device, self.compute, casts)
+        })
     }
 
     /// Errors if `device` lacks the products of this recipe.

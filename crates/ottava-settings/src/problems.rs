@@ -43,6 +43,7 @@ impl RunConfig {
         self.check_counts(&mut problems);
         self.check_batch(&mut problems);
         self.check_layer_axes(&mut problems);
+        self.check_batch_invariance(&mut problems);
         self.check_training(&mut problems);
         problems.0.extend(self.optimizer.problems());
         problems.0.extend(self.lr_scheduler.problems(self.optimizer.learning_rate));
@@ -78,6 +79,19 @@ impl RunConfig {
                 ranks < 2 || !self.optimizer.transforms_matrices(),
                 format!(
                     "`optimizer.name` is muon, which transforms whole matrices, and `parallel.{key}` is {ranks}, which divides them; set it to 1, or use adamw or lion"
+                ),
+            );
+        }
+    }
+
+    /// Checks that no sums over ranks depend on the batch, if results must not depend on it.
+    fn check_batch_invariance(&self, problems: &mut Problems) {
+        let of = &self.parallel;
+        for (key, ranks) in [("tensor", of.tensor), ("context", of.context), ("expert", of.expert)] {
+            problems.demand(
+                ranks < 2 || !self.precision.batch_invariant,
+                format!(
+                    "`precision.batch_invariant` is true, and the sums of the {ranks} ranks of `parallel.{key}` depend on the batch; set `parallel.{key}` to 1, or leave `precision.batch_invariant` out"
                 ),
             );
         }

@@ -36,6 +36,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod batch_invariance;
 pub mod bench;
 pub mod calibrate;
 pub mod evaluate;

@@ -7,6 +7,7 @@
 //! The order in `Run::new` matters. First the model is built without weights. Then `Partition::new` decides the slices of each rank, and
 //! `Partition::load` reads only these slices. The optimizer comes last, since its states have the shapes of the slices.
 
+use crate::batch_invariance;
 use crate::objective::{self, Objective};
 use crate::step::{Repeated, StepResult, TrainStep};
 use ottava_common::error::Result;
@@ -64,11 +65,8 @@ impl Run {
         let rank = ranks.pipeline().rank();
         let spans: Vec<_> = (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
         let axes = Rc::new(LayerAxes::new(ranks.clone()));
-        let batch_invariance = match device {
-            Device::Cuda(gpu) if run.precision.batch_invariant => Some(gpu.batch_invariance()),
-            _ => None,
-        };
         let mut model = Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, axes)?;
+        let batch_invariance = batch_invariance::begin(run, sizes, &model, device)?;
         let reduction = run.parallel.communication.reduction(run.optimizer.formats().gradients);
         let values = run.needs_values();
         let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;

@@ -265,6 +265,18 @@ pub struct ChosenBackend {
 }
 
 impl AttentionBackend {
+    /// Returns why forward of the case has no kernel in the order of sums of paged attention (`ordered.rs`), as a clause.
+    pub fn order_refusal(case: &AttentionCase) -> Option<String> {
+        let AttentionSpec { head_dim, value_dim, .. } = *case.spec;
+        match super::ordered::variant(case) {
+            Some(_) => None,
+            None if head_dim > 128 || !head_dim.is_multiple_of(16) || value_dim != head_dim => Some(format!(
+                "attention with a known order of sums has heads of a multiple of 16 up to 128, not of {head_dim}"
+            )),
+            None => Some(format!("attention with a known order of sums is causal, in float16 or bfloat16, not {} in {}", case.spec, case.dtype)),
+        }
+    }
+
     /// Returns the fastest backend of `device` that supports `case`.
     ///
     /// Errors with [`Error::Value`] if no backend supports the case. The message has the unmet condition of each backend.

@@ -3,12 +3,15 @@
 use crate::inference::engine::{Got, ROOMY, prompt, run, windowed};
 use crate::inference::speculative::NGRAM;
 use crate::models::experts::sizes;
-use crate::setup::{decoder, devices_of, recipe, tiny_llama};
+use crate::setup::{decoder, devices_of, recipe, tiny_llama, tiny_llama_with};
 use ottava_engine::{Draft, Engine, EngineOptions, LogprobsMode, Proposer, Request, Sampling};
 use ottava_models::{DecoderConfig, SublayerSpec};
 use ottava_recipe::{Fp8Format, KvCacheDtype, Recipe, RecipeName};
+use ottava_settings::RunConfig;
 use ottava_tensor::Device;
 use ottava_tensor::cuda::GpuModel;
+use ottava_train::plan::ResolvedRun;
+use serde_json::json;
 use std::collections::BTreeSet;
 
 const INVARIANT: EngineOptions = EngineOptions {
@@ -179,4 +182,30 @@ fn launches_do_not_depend_on_the_batch() {
         assert_eq!((&of_one, of_one.is_empty()), (&of_many, name != RecipeName::Fp32), "{name:?}");
         assert!(!by_library(&fast.0).is_empty() && of(false, 1).0 != fast.0, "{name:?}");
     }
+}
+
+/// A run whose results would depend on the batch ends before its first step, and says why.
+#[test]
+fn runs_that_would_depend_on_the_batch_are_refused() {
+    let device = Device::dry_gpu(GpuModel::h200());
+    let heads = |of: usize| tiny_llama_with(json!({"head_dim": of}));
+    let sinks = tiny_llama_with(json!({
+        "architectures": ["GptOssForCausalLM"], "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9,
+    }));
+    for (sizes, name, reason) in [
+        (heads(16), RecipeName::Fp8Block, ""),
+        (heads(16), RecipeName::Bf16, ""),
+        (heads(24), RecipeName::Bf16, "heads of a multiple of 16 up to 128, not of 24"),
+        (heads(256), RecipeName::Bf16, "heads of a multiple of 16 up to 128, not of 256"),
+        (heads(16), RecipeName::Fp16, "recipe fp16 has no products with a known order"),
+        (sinks, RecipeName::Bf16, "attention with sinks"),
+    ] {
+        let mut run = RunConfig::default();
+        (run.precision.recipe, run.precision.batch_invariant, run.data.max_length) = (name, true, 32);
+        match ResolvedRun::new(&run, &sizes, &device) {
+            Ok(_) => assert!(reason.is_empty(), "{name:?}: no {reason}"),
+            Err(error) => assert!(error.to_string().contains(reason) && !reason.is_empty(), "{name:?}: {error}"),
+        }
+    }
+    assert!(!device.is_batch_invariant(), "a plan leaves the device as it was");
 }
