@@ -186,7 +186,7 @@ const EFFECTS: &[Effect] = &[
         "without a tracker in `logging.report_to`",
     ),
     unread(
-        &["generation.max_new_tokens", "generation.temperature", "generation.top_p"],
+        &["generation.at_evaluations", "generation.max_new_tokens", "generation.temperature", "generation.top_p"],
         |run| run.generation.prompts.is_empty(),
         "without `generation.prompts`",
     ),

@@ -133,8 +133,10 @@ impl ModelConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct GenerationConfig {
-    /// Prompts that the trained model completes at the end of the run.
+    /// Prompts that the trained model completes at the end of the run, for samples.jsonl.
     pub prompts: Vec<String>,
+    /// Complete the prompts at each evaluation of the run too.
+    pub at_evaluations: bool,
     /// Maximum number of new tokens per completion.
     pub max_new_tokens: usize,
     /// Sampling temperature; 0 always takes the most likely token.
@@ -176,7 +178,7 @@ impl Default for RunConfig {
 
 impl Default for GenerationConfig {
     fn default() -> GenerationConfig {
-        GenerationConfig { prompts: Vec::new(), max_new_tokens: 64, temperature: 0.0, top_p: 1.0 }
+        GenerationConfig { prompts: Vec::new(), at_evaluations: false, max_new_tokens: 64, temperature: 0.0, top_p: 1.0 }
     }
 }
 

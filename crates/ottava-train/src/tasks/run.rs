@@ -44,7 +44,8 @@ impl RunTasks {
                 )));
             }
             if task.kind() == TaskType::GenerateUntil {
-                expect_whole_models(config, &task)?;
+                let what = format!("the task {}", task.name());
+                expect_whole_models(config, &what, "set it to 1, or evaluate checkpoints with `ottava eval --task`")?;
             }
             let requests = task.requests(tokenizer, max_length)?;
             tasks.push((task, requests));
@@ -104,15 +105,14 @@ impl RunTasks {
     }
 }
 
-/// Errors if ranks divide the model of a run, since each rank draws texts alone.
-fn expect_whole_models(config: &RunConfig, task: &Task) -> Result<()> {
+/// Errors if ranks divide the model of a run, since each rank draws the texts of `what` alone. `instead` says what to change.
+pub(super) fn expect_whole_models(config: &RunConfig, what: &str, instead: &str) -> Result<()> {
     let p = &config.parallel;
     let axes = [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)];
     match axes.into_iter().find(|(_, ranks)| *ranks > 1) {
         None => Ok(()),
         Some((key, ranks)) => Err(Error::Config(format!(
-            "`parallel.{key}` is {ranks}, and the task {} draws texts with the whole model on each rank; set it to 1, or evaluate checkpoints with `ottava eval --task`",
-            task.name()
+            "`parallel.{key}` is {ranks}, and {what} draws texts with the whole model on each rank; {instead}"
         ))),
     }
 }
@@ -123,7 +123,7 @@ fn metrics(task: &Task) -> impl Iterator<Item = String> {
 }
 
 /// Returns the sizes of the draws of a rank. `texts` are the number of prompts and the longest sequence of each task; `world` ranks divide the prompts.
-fn draw_sizes(texts: impl Iterator<Item = (usize, usize)>, world: usize) -> DrawSizes {
+pub(super) fn draw_sizes(texts: impl Iterator<Item = (usize, usize)>, world: usize) -> DrawSizes {
     let largest = |(completions, max_length): (usize, usize), (prompts, longest): (usize, usize)| {
         (completions.max(prompts.div_ceil(world)), max_length.max(longest))
     };

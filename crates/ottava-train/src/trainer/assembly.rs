@@ -15,7 +15,7 @@ use super::start::{
 };
 use crate::plan::ResolvedRun;
 use crate::run::Run;
-use crate::tasks::RunTasks;
+use crate::tasks::{RunSamples, RunTasks};
 use ottava_checkpoint::{Contents, Progress, Saver};
 use ottava_common::error::Result;
 use ottava_common::interrupt;
@@ -92,6 +92,8 @@ impl Trainer {
         let (rows, max_steps) = open_rows(&environment, &progress, resumed.as_ref())?;
         let tasks = RunTasks::open(config, &environment.inputs.tokenizer);
         let tasks = ranks.together("the tasks of the run", tasks)?;
+        let samples = RunSamples::open(config, &environment.inputs.tokenizer);
+        let samples = ranks.together("the samples of the run", samples)?;
         let run = restored_run(&environment, resumed.as_ref());
         let mut run = ranks.together("the model", run)?;
         expect_equal_weights(&run, ranks)?;
@@ -121,7 +123,7 @@ impl Trainer {
         let observers = Observers::new(config, &progress.alarms, &casts);
         let schedule = config.schedule(max_steps);
         let run = CurrentRun::new(run);
-        Ok(Trainer { outputs, run, schedule, rows, tasks, progress, observers, environment })
+        Ok(Trainer { outputs, run, schedule, rows, tasks, samples, progress, observers, environment })
     }
 }
 

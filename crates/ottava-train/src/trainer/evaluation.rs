@@ -30,6 +30,7 @@ impl Trainer {
                     evaluation.finite_metric(BEST, &e.metric_for_best_model)?;
                 }
             }
+            self.log_samples()?;
         }
         if let Some(values) = self.progress.pending.clone() {
             // The evaluation that was interrupted had the demotions of the last step.
@@ -38,6 +39,7 @@ impl Trainer {
             self.outputs.append(self.progress.step, values, evaluation.as_ref())?;
             evaluation.as_ref().map_or(Ok(()), |evaluation| self.judge(evaluation))?;
             self.compare(evaluation.as_ref())?;
+            self.log_samples()?;
             self.progress.pending = None;
         }
         Ok(())
@@ -56,6 +58,9 @@ impl Trainer {
                 self.outputs.append(step, values, current.report.evaluation.as_ref())?;
                 current.report.evaluation.as_ref().map_or(Ok(()), |evaluation| self.judge(evaluation))?;
                 current.is_best = self.compare(current.report.evaluation.as_ref())? && keeps_best;
+                if is_due {
+                    self.log_samples()?;
+                }
             }
         }
         Ok(())
@@ -154,6 +159,24 @@ impl Trainer {
             (of_rows, tasks) if tasks.is_empty() => of_rows,
             (of_rows, tasks) => Some(Validation { tasks, ..of_rows.unwrap_or_default() }),
         })
+    }
+
+    /// Completes the prompts of the run after the last step, if they are completed at evaluations, and logs the completions. After a request to stop, none
+    /// are logged.
+    fn log_samples(&mut self) -> Result<()> {
+        let Trainer { environment, run, samples, outputs, progress, .. } = self;
+        let (config, tokenizer) = (&environment.config, &environment.inputs.tokenizer);
+        let precision = precision_of(progress.step, &progress.sentinel, config);
+        let Run { model, step, .. } = &mut **run;
+        let completions = match samples.draw(model, tokenizer, step.partition(), precision) {
+            Err(Error::Cancelled(_)) => return Ok(()),
+            completions => completions?,
+        };
+        let Some(log) = outputs.files.as_mut().and_then(|files| files.samples.as_mut()) else { return Ok(()) };
+        for (prompt, completion) in config.generation.prompts.iter().zip(completions) {
+            log.append(progress.step, &[("prompt", json!(prompt)), ("completion", json!(completion))])?;
+        }
+        Ok(())
     }
 
     /// Compares an evaluation after the last step with the best evaluation so far, and returns whether it is better.

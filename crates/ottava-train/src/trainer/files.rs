@@ -30,6 +30,9 @@ const ALARMS: &str = "alarms.jsonl";
 /// The log of completions of reinforcement learning, in the run's folder.
 const COMPLETIONS: &str = "completions.jsonl";
 
+/// The completions of the prompts of `[generation]`, in the run's folder.
+const SAMPLES: &str = "samples.jsonl";
+
 /// Open files of a run.
 pub(super) struct RunFiles {
     pub(super) metrics: MetricsWriter,
@@ -43,6 +46,8 @@ pub(super) struct RunFiles {
     pub(super) tensors: Option<MetricsWriter>,
     /// The log of completions, if any are logged.
     pub(super) completions: Option<MetricsWriter>,
+    /// The completions of prompts, if they are drawn at evaluations.
+    pub(super) samples: Option<MetricsWriter>,
     /// The log of alarms, since the first one.
     alarms: Option<MetricsWriter>,
     pub(super) events: EventWriter,
@@ -78,9 +83,10 @@ impl RunFiles {
         let tensors = MetricsWriter::optional(&folder.join(TENSORS), from, !config.debug.debug_steps.is_empty())?;
         let completes = config.reinforcement.is_on() && config.logging.completions > 0;
         let completions = MetricsWriter::optional(&folder.join(COMPLETIONS), from, completes)?;
+        let samples = MetricsWriter::optional(&folder.join(SAMPLES), from, config.generation.at_evaluations)?;
         let alarms = MetricsWriter::optional(&folder.join(ALARMS), from, folder.join(ALARMS).is_file())?;
         let events = EventWriter::create(folder, from.map_or(0, |(_, step)| step))?;
-        Ok(RunFiles { metrics, casts, sentinel, digests, tensors, completions, alarms, events, lock })
+        Ok(RunFiles { metrics, casts, sentinel, digests, tensors, completions, samples, alarms, events, lock })
     }
 
     /// Logs an alarm of the run in `folder`.
@@ -96,15 +102,14 @@ impl RunFiles {
         self.lock.check()?;
         self.metrics.sync()?;
         self.casts.as_mut().map_or(Ok(()), CastLog::sync)?;
-        [&mut self.sentinel, &mut self.digests, &mut self.tensors, &mut self.completions, &mut self.alarms]
-            .into_iter()
-            .flatten()
-            .try_for_each(MetricsWriter::sync)
+        let RunFiles { sentinel, digests, tensors, completions, samples, alarms, .. } = self;
+        let logs = [sentinel, digests, tensors, completions, samples, alarms];
+        logs.into_iter().flatten().try_for_each(MetricsWriter::sync)
     }
 
     /// The parts of metrics and logs of the run in `folder` that a checkpoint copies now, by name.
     pub(super) fn saved(&self, folder: &Path) -> Result<Vec<(String, FileStart)>> {
-        let logs = [CASTS, SENTINEL, DIGESTS, TENSORS, COMPLETIONS, ALARMS];
+        let logs = [CASTS, SENTINEL, DIGESTS, TENSORS, COMPLETIONS, SAMPLES, ALARMS];
         let logs = logs.map(|name| MetricsWriter::saved_at(&folder.join(name)));
         let logs = logs.into_iter().filter_map(Result::transpose);
         std::iter::once(self.metrics.saved()).chain(logs).collect()

@@ -44,7 +44,7 @@ use crate::objective::Rows;
 use crate::objective::rollout::Clients;
 use crate::phase::Phase;
 use crate::run::Run;
-use crate::tasks::RunTasks;
+use crate::tasks::{RunSamples, RunTasks};
 use environment::Environment;
 use observers::{Observer, Observers, Watched};
 use ottava_checkpoint::Progress;
@@ -66,6 +66,7 @@ pub struct Trainer {
     schedule: Schedule,
     rows: Box<dyn Rows>,
     tasks: RunTasks,
+    samples: RunSamples,
     /// The state that later steps depend on, as the next checkpoint stores it. Between saves, `rows` holds the position in the data, and `observers`
     /// hold the memory of alarms.
     progress: Progress,

@@ -58,6 +58,7 @@ impl Trainer {
         let logged = if ranks.leads() { write_rollbacks(&config.output_dir, &rollbacks) } else { Ok(()) };
         ranks.together("the log of rollbacks", logged)?;
         self.tasks.forget_model();
+        self.samples.forget_model();
         self.run.free();
         let run = restored_run(&self.environment, Some(&resumed));
         let mut run = ranks.together("the model of the checkpoint", run)?;

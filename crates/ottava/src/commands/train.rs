@@ -11,12 +11,13 @@ use clap::Args;
 use ottava_checkpoint::Backup;
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result, interrupt};
-use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest, complete};
+use ottava_engine::{Engine, EngineOptions};
 use ottava_recipe::param::Description;
 use ottava_recipe::{KvCacheDtype, RecipeName};
 use ottava_settings::{CheckpointConfig, DeviceChoice, Loaded, LoggingConfig, RunConfig};
 use ottava_store::Bucket;
 use ottava_trackers::{Facts, Outcome, Trackers};
+use ottava_train::tasks::{complete_samples, sample_requests};
 use ottava_train::trainer::{RunLock, Start, StepReport, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -241,7 +242,8 @@ fn report(
         }
         other => other,
     })?;
-    if let (Some(last), false) = (last, samples.is_empty()) {
+    // With `generation.at_evaluations`, the last evaluation has logged its samples.
+    if let (Some(last), false) = (last, samples.is_empty() || config.generation.at_evaluations) {
         write_samples(&output_dir, last.step, &config.generation.prompts, &samples)?;
     }
     if prints_json {
@@ -286,26 +288,11 @@ fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let (model, tokenizer) = trainer.into_model()?;
-    let mut requests = Vec::new();
-    for (prompt, number) in g.prompts.iter().zip(0..) {
-        let sampling = Sampling {
-            temperature: g.temperature,
-            top_p: g.top_p,
-            seed: config.seed.wrapping_add(number),
-            ..Sampling::default()
-        };
-        let (prompt, max_new_tokens) = (tokenizer.encode_prompt(prompt)?, g.max_new_tokens);
-        let request = Request { prompt, sampling, max_new_tokens, ..Request::default() };
-        requests.push(TextRequest { request, ..TextRequest::default() });
-    }
+    let requests = sample_requests(config, &tokenizer)?;
     let lengths = requests.iter().map(|each| each.request.prompt.len().saturating_add(g.max_new_tokens));
     let options = EngineOptions::for_lengths(&model, None, lengths, config.data.max_length, KvCacheDtype::Auto)?;
-    let mut samples = g.prompts.clone();
-    complete(&mut Engine::new(model, &options)?, &tokenizer, requests, &mut |_, _| {}, &mut |number, done| {
-        samples[number] += &done.text;
-        Ok(())
-    })?;
-    Ok(samples)
+    let completions = complete_samples(&mut Engine::new(model, &options)?, &tokenizer, requests)?;
+    Ok(g.prompts.iter().zip(completions).map(|(prompt, completion)| prompt.clone() + &completion).collect())
 }
 
 /// Formats the number of trained parameters and, if some are frozen, the number of all parameters.

@@ -26,6 +26,7 @@ mod preferences;
 mod rank_faults;
 mod ranks;
 mod runs;
+mod samples;
 mod serve;
 mod serve_clients;
 mod serve_ranks;
