@@ -61,19 +61,21 @@ __device__ __forceinline__ Softmax merge(Softmax a, Softmax b) {
 struct Row { float lse, sum; };
 
 // Returns the log-sum-exp of a row and, with SMOOTHS, the sum of its logits. The first `kept` eights are stored in `keep`. Each thread has `LOADS`
-// loads in flight. `LOADS` is small if many blocks share a multiprocessor.
+// loads in flight. `LOADS` is small if many blocks share a multiprocessor. The order of sums depends on V and on the number of threads, not on `pitch`, so
+// a row has the same bits with and without padding.
 template <int LOADS>
 __device__ __forceinline__ Row reduce(const X* row, int V, int pitch, Eight<X>* keep, int kept, float cap) {
     __shared__ Softmax warps[32];
     Softmax s = {LOWEST, 0.0f};
     float sum = 0.0f;
-    const int eights = pitch % 8 == 0 && aligned(row) ? V / 8 : 0;
+    const bool is_aligned = pitch % 8 == 0 && aligned(row);
+    const int eights = V / 8;
 #pragma unroll (LOADS == 1 ? 2 : 1)
     for (int g0 = threadIdx.x; g0 < eights; g0 += LOADS * blockDim.x) {
         Eight<X> e[LOADS];
 #pragma unroll
         for (int k = 0; k < LOADS; k++)
-            if (g0 + k * blockDim.x < eights) e[k] = load8(row + 8 * (g0 + k * blockDim.x));
+            if (g0 + k * blockDim.x < eights) e[k] = fetch8(row + 8 * (g0 + k * blockDim.x), 8, is_aligned);
 #pragma unroll
         for (int k = 0; k < LOADS; k++) {
             const int g = g0 + k * blockDim.x;

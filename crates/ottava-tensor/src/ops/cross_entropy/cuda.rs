@@ -45,14 +45,21 @@ fn of(how: CrossEntropy, vocabulary: usize, scales: usize) -> (&'static Source, 
     (source([how.soft_cap.is_some(), is_smoothed, scales > 1]), how.soft_cap, weights)
 }
 
-/// The number of threads per row of the loss without gradient.
-const THREADS: u32 = 128;
-
-/// The number of threads per row of the gradient, and the bytes of shared memory for its logits. Three short or two long rows share a multiprocessor.
-/// Logits
-/// that do not fit are read again from L2, which is faster than one row per multiprocessor.
+/// The number of threads per row whose logits have up to this number of bytes in shared memory, and the number for longer rows. Three short or two long rows
+/// share a multiprocessor. Logits that do not fit are read again from L2, which is faster than one row per multiprocessor.
 const SHORT_ROWS: (u32, usize) = (512, 72 << 10);
 const LONG_ROWS: (u32, usize) = (768, 108 << 10);
+
+/// The number of threads of the other kernels per row.
+const THREADS: u32 = 128;
+
+/// Returns the bytes of the whole eights of a row, the number of its threads, and the largest number of bytes in shared memory. The loss has the same
+/// bits with and without its gradient, because both kernels have the same number of threads.
+fn of_row(vocabulary: usize, dtype: DType) -> (usize, u32, usize) {
+    let bytes = vocabulary / 8 * 8 * dtype.size();
+    let (threads, most) = if bytes <= SHORT_ROWS.1 { SHORT_ROWS } else { LONG_ROWS };
+    (bytes, threads, most)
+}
 
 pub(super) fn cross_entropy(
     gpu: &CudaDevice,
@@ -68,7 +75,7 @@ pub(super) fn cross_entropy(
     let kernel = source.kernel(launch::storage(logits.dtype())?, entry);
     // SAFETY: `logits` has `tokens` rows of `pitch` elements with `vocabulary` values, `targets` and `losses` have `tokens` elements, and targets lie
     // in the vocabulary by contract.
-    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], THREADS, 0) }
+    unsafe { gpu.launch(&kernel, [tokens as u32, 1, 1], of_row(vocabulary, logits.dtype()).1, 0) }
 }
 
 pub(super) fn cross_entropy_gradient(
@@ -83,11 +90,9 @@ pub(super) fn cross_entropy_gradient(
     let [tokens, pitch] = logits.dims("cross_entropy: logits")?;
     let (source, cap, [on_target, on_all]) = of(how, vocabulary, scale.len());
     let defines = launch::storage(logits.dtype())?;
-    let eight = 8 * logits.dtype().size();
-    let row = vocabulary / 8 * eight;
-    let (threads, most) = if row <= SHORT_ROWS.1 { SHORT_ROWS } else { LONG_ROWS };
+    let (row, threads, most) = of_row(vocabulary, logits.dtype());
     let kept = row.min(most);
-    let kept_eights = kept / eight;
+    let kept_eights = kept / (8 * logits.dtype().size());
     let entry = kernel::cross_entropy_gradient(
         losses,
         logits,
