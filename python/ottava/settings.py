@@ -506,6 +506,8 @@ class Precision(Table):
     """Smooth-SwiGLU, for "fp8-delayed" and "fp8-current": scale each input channel of down_proj by a power of two before the cast, and the weight by its inverse."""
     deterministic: Optional[bool] = None
     """Sum attention's gradient on a GPU in a fixed order, so that each run has the same bits."""
+    batch_invariant: Optional[bool] = None
+    """Compute forward on a GPU so that the result of a token does not depend on the other tokens of a batch, with the order of sums of `--batch-invariant` in inference."""
     delayed: Optional[PrecisionDelayed] = None
     fp16: Optional[PrecisionFp16] = None
     overrides: Optional[list[dict[str, Any]]] = None
@@ -681,7 +683,9 @@ class Parallel(Table):
 class Generation(Table):
     """Samples that are generated at the end of the run."""
     prompts: Optional[list[str]] = None
-    """Prompts that the trained model completes at the end of the run."""
+    """Prompts that the trained model completes at the end of the run, for samples.jsonl."""
+    at_evaluations: Optional[bool] = None
+    """Complete the prompts at each evaluation of the run too."""
     max_new_tokens: Optional[int] = None
     """Maximum number of new tokens per completion."""
     temperature: Optional[float] = None
