@@ -178,7 +178,13 @@ impl Default for RunConfig {
 
 impl Default for GenerationConfig {
     fn default() -> GenerationConfig {
-        GenerationConfig { prompts: Vec::new(), at_evaluations: false, max_new_tokens: 64, temperature: 0.0, top_p: 1.0 }
+        GenerationConfig {
+            prompts: Vec::new(),
+            at_evaluations: false,
+            max_new_tokens: 64,
+            temperature: 0.0,
+            top_p: 1.0,
+        }
     }
 }
 

@@ -26,9 +26,9 @@ pub fn begin(
     }
     match refusal(sizes, model, device)? {
         None => Ok(Some(gpu.batch_invariance())),
-        Some(reason) => Err(Error::Config(format!(
-            "`precision.batch_invariant` is true, and {reason}; set it to false"
-        ))),
+        Some(reason) => {
+            Err(Error::Config(format!("`precision.batch_invariant` is true, and {reason}; set it to false")))
+        }
     }
 }
 
@@ -36,7 +36,10 @@ pub fn begin(
 fn refusal(sizes: &DecoderConfig, model: &Decoder, device: &Device) -> Result<Option<String>> {
     let (recipe, description) = (model.recipe(), model.description());
     if !recipe.has_ordered_sums(device) {
-        return Ok(Some(format!("recipe {} has no products with a known order of sums on {device}", recipe.name.as_str())));
+        return Ok(Some(format!(
+            "recipe {} has no products with a known order of sums on {device}",
+            recipe.name.as_str()
+        )));
     }
     if !description.recurrent.is_empty() {
         return Ok(Some("training computes recurrent layers in chunks, and decoding token by token".into()));

@@ -79,7 +79,15 @@ impl Run {
         let step = step.with_losses(|rows, device, dtype| objective.loss(rows, device, dtype))?;
         let step = if run.alarms.grad_norm_spike == NormAlarmPolicy::Skip { step.with_norm_limit()? } else { step };
         let seed_of_draws = run.draws().then_some(run.seed);
-        Ok(Run { model, optimizer, step, objective, weights_digest, seed_of_draws, _batch_invariance: batch_invariance })
+        Ok(Run {
+            model,
+            optimizer,
+            step,
+            objective,
+            weights_digest,
+            seed_of_draws,
+            _batch_invariance: batch_invariance,
+        })
     }
 
     /// Returns the same run for rows with at most `max_documents` documents each, as the data say, unless the objective packs rows. With `None`, each row

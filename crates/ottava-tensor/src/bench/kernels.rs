@@ -151,7 +151,7 @@ fn attentions(table: &mut Table, t: usize, c: usize) -> Result<()> {
     let mut attend = || attention(AttentionInput::fused(&qkv, &spec, 1, None), &spec).map(drop);
     let bytes = bf16(t * (spec.qkv_width() + spec.output_width())) + 4 * t * heads;
     table.row("attention", bytes, &mut attend)?;
-    table.row("attention, independent of the batch", bytes, &mut || gpu.with_batch_invariance(&mut attend))
+    table.row("attention, independent of the batch", bytes, &mut || gpu.with_batch_invariance(attend))
 }
 
 /// Times attention sinks, with heads of size 64.

@@ -60,9 +60,9 @@ pub(crate) use cublaslt::GemmPointers;
 pub use cublaslt::{GemmSpec, Major, ScaleMode};
 pub(crate) use cudnn::{AttentionBackward, AttentionForward, DocumentPointers, ScoreFactors};
 pub use cudnn::{AttentionShape, plan_attention};
-pub use device::{BatchInvariance, CudaDevice};
 #[cfg(test)]
 pub(crate) use device::test_device;
+pub use device::{BatchInvariance, CudaDevice};
 pub use driver::{Event, PeerLink};
 pub use dry::GpuModel;
 pub use graph::Graph;

@@ -30,11 +30,7 @@ pub fn sample_requests(config: &RunConfig, tokenizer: &Tokenizer) -> Result<Vec<
 /// Completes `requests` with `engine`, and returns their completions in this order.
 ///
 /// Errors as [`complete`].
-pub fn complete_samples(
-    engine: &mut Engine,
-    tokenizer: &Tokenizer,
-    requests: Vec<TextRequest>,
-) -> Result<Vec<String>> {
+pub fn complete_samples(engine: &mut Engine, tokenizer: &Tokenizer, requests: Vec<TextRequest>) -> Result<Vec<String>> {
     let mut completions = vec![String::new(); requests.len()];
     complete(engine, tokenizer, requests, &mut |_, _| {}, &mut |number, done| {
         completions[number] = done.text;

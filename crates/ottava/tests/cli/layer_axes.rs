@@ -179,7 +179,10 @@ fn layers_that_do_not_divide_are_errors() {
     fails(&["parallel.context=2", "data.max_length=63"], "do not divide evenly");
     fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");
     fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
-    fails(&["parallel.tensor=2", "batch_invariant=true"], "set `parallel.tensor` to 1, or leave `precision.batch_invariant` out");
+    fails(
+        &["parallel.tensor=2", "batch_invariant=true"],
+        "set `parallel.tensor` to 1, or leave `precision.batch_invariant` out",
+    );
     fails(&["batch_invariant=true", "recipe=fp8-current"], "whose scales depend on all tokens of a batch");
     run.replace("model/config.json", "\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2");
     fails(&["parallel.tensor=2", "storage=coat"], "groups of 128 values do not divide the");

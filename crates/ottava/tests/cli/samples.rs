@@ -19,7 +19,7 @@ const PROMPTS: [&str; 6] = [
     "evaluation.eval_steps=1",
 ];
 
-/// Samples at evaluations change nothing in the run. A resumed run has the lines of an unbroken one.
+/// Samples at evaluations change nothing in the run. A resumed run and an unbroken run have the same lines.
 #[test]
 fn samples_at_evaluations_are_logged_and_change_nothing() {
     let losses = |run: &Run| -> Vec<Value> {
@@ -41,7 +41,7 @@ fn samples_at_evaluations_are_logged_and_change_nothing() {
     assert_eq!(samples(&resumed), found);
 }
 
-/// With data-parallel ranks, the lines are those of one rank. Ranks that divide the model are refused, with what to change.
+/// With data-parallel ranks, each sample is logged once. Ranks that divide the model are refused, with what to change.
 #[test]
 fn ranks_log_the_samples_once() {
     let run = Run::new();

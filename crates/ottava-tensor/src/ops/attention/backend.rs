@@ -273,7 +273,10 @@ impl AttentionBackend {
             None if head_dim > 128 || !head_dim.is_multiple_of(16) || value_dim != head_dim => Some(format!(
                 "attention with a known order of sums has heads of a multiple of 16 up to 128, not of {head_dim}"
             )),
-            None => Some(format!("attention with a known order of sums is causal, in float16 or bfloat16, not {} in {}", case.spec, case.dtype)),
+            None => Some(format!(
+                "attention with a known order of sums is causal, in float16 or bfloat16, not {} in {}",
+                case.spec, case.dtype
+            )),
         }
     }
 

@@ -256,7 +256,12 @@ impl Tiling {
     /// Whether bulk copies read the keys and values of `cache`. They are faster if codes are read by more than BLOCKS blocks per multiprocessor.
     fn copies(&self, gpu: &CudaDevice, cache: &KvBlocks, is_bounded: bool) -> bool {
         let waves = self.rounds == MOST_ROUNDS && !self.is_one_wave;
-        waves && self.part == 0 && self.columns == 8 && !is_bounded && cache.scale_inv.is_some() && gpu.runs(&COPIED_SOURCE)
+        waves
+            && self.part == 0
+            && self.columns == 8
+            && !is_bounded
+            && cache.scale_inv.is_some()
+            && gpu.runs(&COPIED_SOURCE)
     }
 }
 

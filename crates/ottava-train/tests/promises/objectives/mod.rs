@@ -4,6 +4,7 @@ pub mod bandit;
 pub mod distillation;
 pub mod divided_draws;
 pub mod label_smoothing;
+pub mod log_probabilities;
 pub mod policy;
 pub mod ppo;
 pub mod preference;
