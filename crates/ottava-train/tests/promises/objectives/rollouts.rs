@@ -1,7 +1,7 @@
 //! Reinforcement learning: a model learns from rewards, and runs resume in the middle of a generation.
 
 use crate::runs::resume::{metrics, train};
-use crate::setup::{on_one_thread, on_ranks, recipe};
+use crate::setup::{on_one_thread, on_ranks};
 use ottava_data::Formatting;
 use ottava_parallel::Zero;
 use ottava_recipe::{ExceptionsConfig, KvCacheDtype, Precision, RecipeName};
@@ -10,7 +10,6 @@ use ottava_settings::{
     OptimizerConfig, RecordsConfig, ReinforcementConfig, RunConfig, TrainingConfig, Warmup, WeightInit,
 };
 use ottava_tensor::Device;
-use ottava_train::step::host::values;
 use ottava_train::trainer::{Start, Trainer};
 use serde_json::json;
 use std::path::Path;
