@@ -177,7 +177,6 @@ fn layers_that_do_not_divide_are_errors() {
         run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
     };
     fails(&["parallel.context=2", "data.max_length=63"], "do not divide evenly");
-    fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");
     fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
     run.replace("model/config.json", "\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2");
     fails(&["parallel.tensor=2", "storage=coat"], "groups of 128 values do not divide the");
