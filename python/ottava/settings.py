@@ -46,6 +46,8 @@ class Lora(Table):
     """Numerator of the adapters' factor lora_alpha / r."""
     target_modules: Optional[Union[str, list[str]]] = None
     """Linears that have adapters: "all-linear" (all linears of the blocks), a list of names, such as ["q_proj", "v_proj"], or a regular expression of whole names, such as ".*(q|v)_proj"."""
+    target_parameters: Optional[list[str]] = None
+    """Parameters that have adapters, by the ends of their names in transformers, as in PEFT: stacked matrices of experts, such as ["experts.gate_up_proj", "experts.down_proj"], and weights of routers, such as ["gate.weight"]."""
     exclude_modules: Optional[Union[str, list[str]]] = None
     """Linears of target_modules that have no adapters: a list of names, or a regular expression of whole names."""
     layers_to_transform: Optional[list[int]] = None

@@ -121,13 +121,15 @@ OF_FAMILIES = [
     dict(target_modules=r".*(q_proj|kv_b_proj|qkv_proj|c_attn|down_proj|mlp\.c_proj)", use_rslora=True),
     dict(target_modules=r".*layers?\.1\..*(o_proj|up_proj)|.*h\.1\..*c_fc", use_dora=True),
     dict(target_modules=["o_proj", "c_proj", "gate_up_proj"]),
+    dict(target_modules=[], target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight", "router.weight"]),
+    dict(target_modules=["o_proj"], target_parameters=["experts.down_proj"], rank_pattern={"down_proj": 3}, use_rslora=True),
 ]
 # Keys of `LoraConfig` without a case of their own, with the reason.
 UNTRIED = {}
 # Why the program may refuse an adapter that PEFT loads, by a pattern of its error; errors that name the key are always right.
 REFUSALS = {
     r"`(lm_head|embed_tokens)` is no linear|(lm_head|embed_tokens)\.(base_layer|lora_)": "with adapters of the embedding or the head",
-    r"experts\.(base_layer\.)?lora_|(mixtral|_moe|olmoe|deepseek|gpt_oss).*`(rank_pattern|target_parameters)`": "with adapters of experts",
+    r"shared_expert(_gate)?\.": "with adapters of a shared expert with a gate",
 }
 
 

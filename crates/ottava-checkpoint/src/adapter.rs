@@ -1,14 +1,14 @@
 //! Reads and loads adapters in the format of PEFT: a folder with `adapter_config.json`, and with the matrices in `adapter_model.safetensors`.
 
-use crate::adapter_config;
 use crate::safetensors::{ModelFiles, TensorInfo};
-use crate::stacks;
+use crate::{adapter_config, expert_adapters, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_hub::is_name;
 use ottava_models::{Adapters, ConfigFile, Decoder, DecoderConfig, TextNames};
 use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, is_of_adapter, module_of};
-use ottava_recipe::param::{FolderLayout, FolderTensor, Init, WeightSource};
-use ottava_tensor::Tensor;
+use ottava_recipe::param::{ExpertAdapter, FolderLayout, FolderTensor, Init, WeightSource};
+use ottava_tensor::{Device, Tensor};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::ops::Range;
@@ -34,6 +34,8 @@ pub struct AdapterFolder {
     pub has_score: bool,
     files: ModelFiles,
     path: PathBuf,
+    /// The last matrix of all experts of a layer that was read, with its name.
+    of_experts: RefCell<Option<(String, Vec<f32>)>>,
 }
 
 /// The tensors of the adapter of a linear, in F32.
@@ -74,16 +76,29 @@ impl AdapterFolder {
             lora.targets = targets_with_matrices(Targets::AllLinear, &files);
             lora.exceptions =
                 Exceptions { ranks: lora.exceptions.ranks, alphas: lora.exceptions.alphas, ..Exceptions::default() };
+            lora.parameters.iter_mut().for_each(|name| *name = TextNames::without_prefix(name));
         }
+        let names: BTreeSet<String> = files.names().map(String::from).collect();
+        let has = |name: &str| names.contains(name);
+        let [files, _] = files.divide(|name| Some(expert_adapters::own_name(name, &lora.parameters, has)))?;
+        let linears: Vec<String> = files.names().filter_map(expert_adapters::linear_of).map(String::from).collect();
+        let is_used = |target: &String| {
+            let target = Lora { parameters: vec![target.clone()], ..Lora::of_no_linear() };
+            linears.iter().any(|linear| target.has(linear) || target.has_parameter(linear))
+        };
+        lora.parameters.retain(is_used);
+        lora = expert_adapters::with_parameters(lora, &linears).map_err(|problem| config.error(&problem))?;
+        // The file has the adapters of experts under the names of their parameters.
+        lora.experts_by_name = false;
         lora.targets = targets_with_matrices(lora.targets, &files);
-        if lora.targets == Targets::NONE {
+        if lora.targets == Targets::NONE && lora.parameters.is_empty() {
             return Err(config.error("`target_modules` names no linear that has matrices in the folder"));
         }
         let has_score = adapter_config::has_score(&config)?;
         lora.modules_to_save = modules_with_tensors(lora.modules_to_save, &files, has_prefix).map_err(|end| {
             config.error(&format!("`modules_to_save` names `{end}`, and {WEIGHTS_FILE} has no tensor of it"))
         })?;
-        Ok(AdapterFolder { lora, has_score, files, path: folder.to_path_buf() })
+        Ok(AdapterFolder { lora, has_score, files, path: folder.to_path_buf(), of_experts: RefCell::default() })
     }
 
     /// Returns the sizes of a model with these adapters on a base model of `sizes`. If embedding and head were trained whole with rows for new tokens, the
@@ -163,19 +178,21 @@ impl AdapterFolder {
 
     /// Returns the linear of a weight, and the names of its `A`, `B` and, with DoRA, magnitudes. Returns `None` if the linear is not a target.
     fn names_of(&self, weight: &str) -> Option<(String, Vec<String>)> {
-        let linear = weight.strip_suffix(".weight")?;
+        let linear = weight.strip_suffix(".weight").filter(|linear| !expert_adapters::is_of_experts(linear))?;
         let ends = ["lora_A.weight", "lora_B.weight", MAGNITUDE];
         let ends = &ends[..if self.lora.use_dora { 3 } else { 2 }];
         ["", DECODER].into_iter().find_map(|around| {
             let linear = format!("{around}{linear}");
-            let names: Vec<_> = ends.iter().map(|end| format!("{PEFT_PREFIX}{linear}.{end}")).collect();
+            let names = ends.iter().map(|end| self.file_name(&format!("{PEFT_PREFIX}{linear}.{end}")));
+            let names: Vec<_> = names.collect();
             let is_adapted = self.lora.has(&linear) && names.iter().all(|name| self.files.info(name).is_ok());
             is_adapted.then_some((linear, names))
         })
     }
 
-    /// Errors if the folder has matrices of weights that are not in `weights`, or the head of a reward model.
-    pub fn expect_weights(&self, weights: &[TensorInfo]) -> Result<()> {
+    /// Errors if the folder has matrices of weights that are neither in `weights` nor matrices of the adapters `of_experts`, or if it has the head of a
+    /// reward model.
+    pub(super) fn expect_weights(&self, weights: &[TensorInfo], of_experts: &[FolderTensor]) -> Result<()> {
         if self.has_score {
             return Err(Error::Model(format!(
                 "{}: the adapter has the head of a reward model, which is not merged; evaluate it with `ottava eval BASE --adapter FOLDER`, or load it with PEFT",
@@ -186,7 +203,11 @@ impl AdapterFolder {
             let of_adapter = self.names_of(&info.name).into_iter().flat_map(|(_, names)| names);
             of_adapter.chain(self.name_of_whole(&info.name)).collect::<Vec<_>>()
         };
-        self.expect_used(&weights.iter().flat_map(names).collect())
+        let of_expert = |tensor: &FolderTensor| match &tensor.layout {
+            FolderLayout::ExpertAdapter(place) => self.names_of_expert(tensor, place),
+            _ => Vec::new(),
+        };
+        self.expect_used(&weights.iter().flat_map(names).chain(of_experts.iter().flat_map(of_expert)).collect())
     }
 
     /// Loads the adapters for `model`, which must be built with [`Lora::of_no_linear`].
@@ -209,6 +230,45 @@ impl AdapterFolder {
         Ok(adapters)
     }
 
+    /// Returns the name in this folder of the tensor `name` of a model, which may call the mixture differently.
+    fn file_name(&self, name: &str) -> String {
+        let [own, other] = expert_adapters::file_names(name);
+        if !self.files.has(&own) && self.files.has(&other) { other } else { own }
+    }
+
+    /// Returns the names in this folder of the matrices that have the matrix `tensor` of an expert's adapter.
+    fn names_of_expert(&self, tensor: &FolderTensor, place: &ExpertAdapter) -> Vec<String> {
+        let (of_all, of_linears) = expert_adapters::names_of(tensor, place);
+        let of_all = self.file_name(&of_all);
+        let of_linears: Vec<String> = of_linears.iter().map(|name| self.file_name(name)).collect();
+        if !self.files.has(&of_all) && of_linears.iter().all(|name| self.files.has(name)) {
+            return of_linears;
+        }
+        vec![of_all]
+    }
+
+    /// Reads the matrix `tensor` of an expert's adapter in F32, `[rows, columns]`.
+    pub(super) fn of_expert(&self, tensor: &FolderTensor, place: &ExpertAdapter) -> Result<Tensor> {
+        let (names, shape) = (self.names_of_expert(tensor, place), &tensor.shape);
+        let values = match &names[..] {
+            [of_all] if !expert_adapters::names_of(tensor, place).1.contains(of_all) => {
+                let mut last = self.of_experts.borrow_mut();
+                if last.as_ref().is_none_or(|(name, _)| name != of_all) {
+                    let values = self.values(of_all, &tensor.stored_shape())?.to_vec::<f32>()?;
+                    *last = Some((of_all.clone(), values));
+                }
+                let (_, all) = last.as_ref().expect("it was read");
+                expert_adapters::of_expert(all, shape, place)
+            }
+            of_linears => {
+                let parts = of_linears.iter().map(|name| self.files.values(name)).collect::<Result<Vec<_>>>()?;
+                let values = expert_adapters::of_linears(&parts, shape, place.matrix);
+                values.map_err(|reason| expert_adapters::wrong(&self.path, &reason))?
+            }
+        };
+        Ok(Tensor::from_slice(&Device::Cpu, shape, &values)?)
+    }
+
     /// Reads a matrix of this shape in F32.
     fn values(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
         let wrong = |reason: String| Error::Model(format!("{}: the adapter {reason}", self.path.display()));
@@ -226,10 +286,6 @@ impl AdapterFolder {
     /// Errors if the folder has matrices that are not in `used`.
     fn expect_used(&self, used: &BTreeSet<String>) -> Result<()> {
         match self.files.names().find(|name| !used.contains(*name)) {
-            Some(name) if name.contains(".experts.") => Err(Error::Model(format!(
-                "{}: the adapter has `{name}`; adapters of experts are not implemented",
-                self.path.display()
-            ))),
             Some(name) => Err(Error::Model(format!(
                 "{}: the adapter has `{name}`, which the base model has no place for, or neither `target_modules` nor `modules_to_save` names; is it of another model?",
                 self.path.display()
@@ -270,16 +326,25 @@ impl AdapterWeights {
 
 impl WeightSource for AdapterWeights {
     fn expect(&mut self, tensor: &FolderTensor) -> Result<()> {
-        self.used.insert(tensor.name.clone());
+        match &tensor.layout {
+            FolderLayout::ExpertAdapter(place) => self.used.extend(self.folder.names_of_expert(tensor, place)),
+            _ => drop(self.used.insert(self.folder.file_name(&tensor.name))),
+        }
         Ok(())
     }
 
     fn read(&mut self, tensor: &FolderTensor, elements: Range<usize>, _: Init) -> Result<Tensor> {
-        self.used.insert(tensor.name.clone());
-        let mut values = self.folder.values(&tensor.name, &tensor.stored_shape())?;
-        if let FolderLayout::ByHead(heads) = tensor.layout {
-            values = stacks::regrouped(&values, [heads, 3])?;
-        }
+        self.expect(tensor)?;
+        let values = match &tensor.layout {
+            FolderLayout::ExpertAdapter(place) => self.folder.of_expert(tensor, place)?,
+            layout => {
+                let values = self.folder.values(&self.folder.file_name(&tensor.name), &tensor.stored_shape())?;
+                match layout {
+                    FolderLayout::ByHead(heads) => stacks::regrouped(&values, [*heads, 3])?,
+                    _ => values,
+                }
+            }
+        };
         Ok(values.reshape(&[values.len()])?.rows(elements.start, elements.end)?)
     }
 }
@@ -314,8 +379,10 @@ fn modules_with_tensors(saved: Vec<String>, files: &ModelFiles, has_prefix: bool
 /// Returns `targets` without the names that match no linear with a matrix in `files`. If the targets are all linears, returns the linears that have
 /// matrices. A pattern stays unchanged.
 fn targets_with_matrices(targets: Targets, files: &ModelFiles) -> Targets {
-    let of_linear = |name: &'_ str| Some(name.strip_prefix(PEFT_PREFIX)?.strip_suffix(".lora_A.weight")?.to_string());
-    let linears = || files.names().filter_map(of_linear);
+    let linears = || {
+        let linears = files.names().filter_map(expert_adapters::linear_of);
+        linears.filter(|linear| !expert_adapters::is_of_experts(linear)).map(String::from)
+    };
     match targets {
         Targets::AllLinear => Targets::Names(linears().collect()),
         Targets::Names(names) => {

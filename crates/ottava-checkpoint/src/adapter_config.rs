@@ -57,7 +57,7 @@ const KEYS: &[(&str, Meaning)] = &[
     ("revision", Needless),
     ("runtime_config", Needless),
     ("target_modules", Read),
-    ("target_parameters", Refused),
+    ("target_parameters", Read),
     ("task_type", Needless),
     ("trainable_token_indices", Refused),
     ("use_bdlora", Refused),
@@ -93,13 +93,18 @@ pub(super) fn settings(config: &ConfigFile) -> Result<Lora> {
     }
     expect_known(config)?;
     expect_plain(config)?;
+    let parameters: Vec<String> = many(config, "target_parameters")?;
     let lora = Lora {
         r: config.required("r")?,
         alpha: config.required("lora_alpha")?,
         use_rslora: config.optional("use_rslora", false)?,
         use_dora: config.optional("use_dora", false)?,
-        targets: targets(config, "target_modules")?
-            .ok_or_else(|| config.error("the key `target_modules` is missing"))?,
+        targets: match targets(config, "target_modules")? {
+            Some(targets) => targets,
+            None if !parameters.is_empty() => Targets::NONE,
+            None => return Err(config.error("the key `target_modules` is missing")),
+        },
+        parameters,
         exceptions: Exceptions {
             exclude: targets(config, "exclude_modules")?.unwrap_or(Targets::NONE),
             layers: many(config, "layers_to_transform")?,

@@ -38,7 +38,7 @@
 //! **Tensors that are not built.** `WeightFiles` divides the tensors of a folder. In a vision-language folder, tensors of the text model get the names of
 //! a text model alone. All others, and tensors that predict further tokens, are `Carried`. `write_model` and `Contents` write the names of the folder
 //! again, and copy the carried tensors. So no other code knows the prefix. `stacks.rs` reorders experts that a folder stacks in one tensor, and
-//! finds the layout of a folder's experts.
+//! finds the layout of a folder's experts. `expert_adapters.rs` does the same for adapters of experts, and `merge_experts.rs` merges them.
 //!
 //! `docs/checkpoints.md` describes the layout, and `docs/reliability.md` describes the promises and their tests.
 #![forbid(unsafe_code)]
@@ -50,11 +50,13 @@ mod backup;
 mod best;
 mod carried;
 mod dequantized;
+mod expert_adapters;
 mod formats;
 mod four_bits;
 pub mod live;
 mod manifest;
 pub mod merge;
+mod merge_experts;
 pub mod model;
 mod mxfp4;
 mod new_rows;

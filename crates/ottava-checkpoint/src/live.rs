@@ -1,7 +1,7 @@
 //! The live tensors of a training run for a checkpoint, including tensors of other ranks.
 
 use crate::model::rows_of;
-use crate::{TensorInfo, stacks};
+use crate::{TensorInfo, expert_adapters, stacks};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
@@ -53,7 +53,8 @@ impl<'a> LiveTensors<'a> {
             for (shard, at) in rows_of(shards) {
                 let (mut first, dtype) = (at.start, param.dtype);
                 for tensor in shard.tensor.in_folder() {
-                    let (name, is_stacked) = (tensor.stored_name(), matches!(tensor.layout, FolderLayout::Stacked(_)));
+                    let is_stacked = matches!(tensor.layout, FolderLayout::Stacked(_) | FolderLayout::ExpertAdapter(_));
+                    let name = tensor.stored_name();
                     // A stack of experts is written as one tensor, which takes all rows of the parameter.
                     let own = if is_stacked { 0..param.shape[0] } else { first..(first + tensor.shape[0]).min(at.end) };
                     first = own.end;
@@ -110,6 +111,7 @@ impl<'a> LiveTensors<'a> {
             FolderLayout::Transposed => Ok(transpose(&part)?),
             FolderLayout::ByHead(heads) => stacks::regrouped(&part, [3, heads]),
             FolderLayout::Stacked(stack) => stacks::stored(&part, stack),
+            FolderLayout::ExpertAdapter(place) => expert_adapters::stored(&part, place),
         }
     }
 

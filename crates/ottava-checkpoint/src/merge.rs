@@ -1,19 +1,18 @@
 //! Merges adapters into the weights of their base model, and writes a plain model folder.
 
 use crate::adapter::LinearAdapter;
+use crate::merge_experts::{ExpertChanges, low_rank_change};
 use crate::model::expect_new_folder;
 use crate::safetensors::TensorInfo;
 use crate::safetensors_write::MAX_FILE_BYTES;
 use crate::template::{write_merged, write_settings};
-use crate::{AdapterFolder, CheckpointWriter, Texts, WeightFiles, write_model};
+use crate::{AdapterFolder, CheckpointWriter, Texts, WeightFiles, with_experts_of, write_model};
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::RealFs;
 use ottava_common::interrupt;
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
-use ottava_tensor::ops::{
-    Accumulation, Operand, add, cast, gemm_nt, magnitude_factors, row_squares, scale_columns, transpose,
-};
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::Tensor;
+use ottava_tensor::ops::{add, cast, magnitude_factors, row_squares, scale_columns, transpose};
 use std::path::Path;
 
 /// Merges `adapter` into the model of the folder `base`, writes the result as the new folder `output`, and returns the number of merged weights.
@@ -44,7 +43,8 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
             .filter(|info| tables.iter().any(|table| table.ends_with(&info.name)))
             .for_each(|info| info.shape[0] = sizes.vocabulary);
     }
-    adapter.expect_weights(&infos)?;
+    let experts = ExpertChanges::new(adapter, with_experts_of(sizes.clone(), base))?;
+    adapter.expect_weights(&infos, experts.adapters())?;
     let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
     let mut values = config.values().clone();
     values.shift_remove("quantization_config");
@@ -76,6 +76,10 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
         }
         // A head that has become a tensor of its own has the values of the embedding.
         let stored = head.iter().find(|[head, _]| head.name == info.name).map_or(info, |[_, table]| table);
+        if let Some(sum) = experts.merged(adapter, info, || files.values(&info.name))? {
+            merged += 1;
+            return Ok(cast(&sum, info.dtype)?.read_bytes()?);
+        }
         let Some(own) = adapter.of_weight(&info.name)? else { return files.bytes(stored) };
         merged += 1;
         let sum = adapted(&files.values(&info.name)?, &own, transposed, info)?;
@@ -106,12 +110,10 @@ fn expect_shape(info: &TensorInfo, made: &[usize]) -> Result<()> {
 /// Returns `W + scale · B · A` in F32. If the adapter has magnitudes, the rows are scaled to them.
 fn adapted(w: &Tensor, adapter: &LinearAdapter, transposed: bool, info: &TensorInfo) -> Result<Tensor> {
     let LinearAdapter { a, b, magnitude, scale } = adapter;
-    let product = gemm_nt(Operand::plain(b), Operand::plain_transposed(a), DType::F32, Accumulation::Exact)?;
-    let [rows, columns] = product.dims("merge: adapter")?;
+    let change = low_rank_change(a, b, *scale)?;
+    let [rows, columns] = change.dims("merge: adapter")?;
     expect_shape(info, &if transposed { [columns, rows] } else { [rows, columns] })?;
     let w = if transposed { transpose(w)? } else { w.clone() };
-    let change: Vec<f32> = product.to_vec::<f32>()?.into_iter().map(|change| *scale as f32 * change).collect();
-    let change = Tensor::from_slice(&Device::Cpu, &[rows, columns], &change)?;
     let mut sums = add(&w, &change)?;
     if let Some(magnitude) = magnitude {
         let factors = magnitude_factors(&row_squares(&w, Some(&change))?, magnitude)?;

@@ -277,6 +277,8 @@ impl WeightSource for FolderWeights {
             FolderLayout::Same
             | FolderLayout::Rows(_)
             | FolderLayout::Heads(_)
+            // A model folder has no adapters, so `find` has failed.
+            | FolderLayout::ExpertAdapter(_)
             | FolderLayout::Stacked(Stacked { order: StackOrder::OutputsFirst, .. }) => {
                 self.files.read_of(&mut self.staging, &name, first + elements.start..first + elements.end)
             }

@@ -9,9 +9,9 @@ use ottava_data::{ChatTemplate, Clock};
 use ottava_hub::RepoId;
 use ottava_models::layers::SCORE;
 use ottava_models::{ConfigFile, Decoder};
-use ottava_recipe::lora::{Exceptions, Lora, Targets, last_name};
+use ottava_recipe::lora::{Exceptions, ExpertRank, Lora, RouterParameter, Targets, last_name, parameter_names};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -222,21 +222,108 @@ fn list(value: &Value) -> Vec<Value> {
     value.as_array().cloned().unwrap_or_else(|| vec![value.clone()])
 }
 
+/// The targets of adapters in `adapter_config.json`.
+struct AdapterTargets {
+    /// The linears: `target_modules`.
+    modules: Value,
+    /// The stacked matrices of experts, and the weights of routers: `target_parameters`.
+    parameters: BTreeSet<String>,
+    /// The ranks of linears and parameters, by patterns.
+    ranks: BTreeMap<String, usize>,
+    /// The values of `alpha`, by patterns.
+    alphas: BTreeMap<String, f64>,
+}
+
+impl AdapterTargets {
+    /// Returns the targets of the adapters of `model`. Experts and routers are always named as parameters, as PEFT with transformers 5 does.
+    fn of(lora: &Lora, model: &Decoder, carried: &Carried) -> AdapterTargets {
+        let description = model.description();
+        let linears: Vec<&String> = description.adaptable().collect();
+        let adapted: Vec<&String> = linears.iter().filter(|name| lora.has(name)).copied().collect();
+        let experts = description.experts.iter().filter_map(|parameter| {
+            let found = lora.of_experts(parameter).ok().flatten()?;
+            Some((module_name(&parameter.name, parameter.by_name), found))
+        });
+        let experts: Vec<(String, ExpertRank)> = experts.collect();
+        let own: Vec<String> = experts.iter().map(|(name, _)| name.clone()).collect();
+        let all = description.experts.iter().map(|parameter| module_name(&parameter.name, parameter.by_name));
+        let weight = |router: &RouterParameter| format!("{}.weight", module_name(&router.name, router.by_name));
+        let routers = description.routers.iter().filter(|router| lora.has_router(router)).map(weight);
+        let mut parameters = ends_of(&own, &all.collect::<Vec<_>>(), carried);
+        let all_routers: Vec<String> = description.routers.iter().map(weight).collect();
+        parameters.extend(ends_of(&routers.collect::<Vec<_>>(), &all_routers, carried));
+        let has_parameters = !parameters.is_empty();
+        let whole = || json!(adapted.iter().map(|name| carried.module(name)).collect::<BTreeSet<_>>());
+        let modules = match &lora.targets {
+            // Short names would also name linears of the other parts of a larger model.
+            _ if carried.is_wrapper() => whole(),
+            Targets::AllLinear => json!(adapted.iter().map(|name| last_name(name)).collect::<BTreeSet<_>>()),
+            Targets::Names(names) => {
+                // Some names only select experts and routers.
+                let is_module = |name: &&String| {
+                    let target = Targets::Names(vec![name.to_string()]);
+                    !has_parameters || linears.iter().any(|linear| target.names(linear))
+                };
+                json!(names.iter().filter(is_module).collect::<BTreeSet<_>>())
+            }
+            // PEFT would read the expression as another selection of experts.
+            Targets::Pattern(_) if has_parameters => whole(),
+            Targets::Pattern(pattern) => json!(pattern.text()),
+        };
+        let Exceptions { mut ranks, mut alphas, .. } = lora.exceptions.clone();
+        for (name, found) in &experts {
+            // PEFT's name of the parameter follows from the names of its linears, so patterns of these names do not match it.
+            let of_parameter = Lora { parameters: vec![name.to_string()], ..lora.clone() };
+            let (rank, alpha) = (of_parameter.rank(name), of_parameter.alpha(name));
+            let pattern =
+                match own.iter().all(|other| last_name(other) != last_name(name) || same(&experts, other, found)) {
+                    true => format!("experts[.]{}", last_name(name)),
+                    false => carried.module(name).replace('.', "[.]"),
+                };
+            if rank != found.rank {
+                ranks.insert(pattern.clone(), found.rank);
+            }
+            if alpha != found.alpha {
+                alphas.insert(pattern, found.alpha);
+            }
+        }
+        AdapterTargets { modules, parameters, ranks, alphas }
+    }
+}
+
+/// Returns the name in transformers of a module or parameter of a mixture. Transformers 5 has another name for the mixture if PEFT translates names.
+fn module_name(name: &str, by_name: bool) -> String {
+    let [own, other] = parameter_names(name);
+    if by_name { other } else { own }
+}
+
+/// Returns whether the parameter `name` has the same rank and factor as `found`.
+fn same(experts: &[(String, ExpertRank)], name: &str, found: &ExpertRank) -> bool {
+    experts.iter().any(|(other, rank)| other == name && rank == found)
+}
+
+/// Returns the ends of the names of parameters, such as `experts.gate_up_proj`, if all parameters with this end are among `own`. Other names are whole.
+fn ends_of(own: &[String], all: &[String], carried: &Carried) -> BTreeSet<String> {
+    let end =
+        |name: &str| name.rmatch_indices('.').nth(1).map_or(name.to_string(), |(at, _)| name[at + 1..].to_string());
+    let is_complete = |name: &str| all.iter().filter(|other| end(other) == end(name)).all(|other| own.contains(other));
+    let named = own.iter().map(|name| match is_complete(name) && !carried.is_wrapper() {
+        true => end(name),
+        false => carried.module(name),
+    });
+    named.collect()
+}
+
 /// Returns `adapter_config.json` for the adapters of `model`, whose base model is in the folder `base`.
 fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) -> Arc<[u8]> {
-    let adapted = model.description().adaptable().filter(|name| lora.has(name));
-    let targets = match &lora.targets {
-        // Short names would also name linears of the other parts of a larger model.
-        _ if carried.is_wrapper() => json!(adapted.map(|name| carried.module(name)).collect::<BTreeSet<_>>()),
-        Targets::AllLinear => json!(adapted.map(|name| last_name(name)).collect::<BTreeSet<_>>()),
-        Targets::Names(names) => json!(names.iter().collect::<BTreeSet<_>>()),
-        Targets::Pattern(pattern) => json!(pattern.text()),
-    };
+    let targets = AdapterTargets::of(lora, model, carried);
     let none = Exceptions::default();
     // The whole names of a larger model follow from the exceptions, so only ranks and factors remain.
     let Exceptions { exclude, layers, layers_pattern, .. } =
         if carried.is_wrapper() { &none } else { &lora.exceptions };
-    let Exceptions { ranks, alphas, .. } = &lora.exceptions;
+    let AdapterTargets { modules, parameters, ranks, alphas } = targets;
+    // PEFT loads adapters of parameters only without dropout, which has no effect on trained adapters.
+    let dropout = if parameters.is_empty() { lora.dropout } else { 0.0 };
     let or_null = |is_set: bool, value: Value| if is_set { value } else { Value::Null };
     let base = base.canonicalize().unwrap_or(base.to_path_buf());
     // PEFT finds a model of the Hub by its name; its folder in the cache exists on this machine only.
@@ -260,10 +347,11 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
         "revision": revision,
         "r": lora.r,
         "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
+        "lora_dropout": dropout,
         "use_rslora": lora.use_rslora,
         "use_dora": lora.use_dora,
-        "target_modules": targets,
+        "target_modules": modules,
+        "target_parameters": or_null(!parameters.is_empty(), json!(parameters)),
         "fan_in_fan_out": model.config().stream.names.transposed,
         "bias": "none",
         "init_lora_weights": true,

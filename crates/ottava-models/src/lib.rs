@@ -80,6 +80,26 @@ use family::Family;
 use ottava_common::error::Result;
 use ottava_tensor::ops::NormKind;
 
+/// The types of models whose experts PEFT 0.21 adapts by the names that their linears had before transformers 5: PEFT translates these names, and
+/// `all-linear`, to parameters.
+const PEFT_BY_NAME: &[&str] = &[
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "dots1",
+    "ernie4_5_moe",
+    "exaone_moe",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "hunyuan_v1_moe",
+    "minimax_m2",
+    "mixtral",
+    "olmoe",
+    "qwen3_moe",
+    "qwen3_next",
+];
+
 /// Reads the sizes of a model from its `config.json`. In the file of a vision-language model, these are the sizes of its text model.
 ///
 /// Errors if the architecture is unknown, a key is missing or a setting is not implemented.
@@ -91,6 +111,8 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
     if is_reward_model(file)? {
         config = reward::with_score(file, config)?;
     }
+    let by_name = PEFT_BY_NAME.contains(&family.model_type);
+    config.experts_mut().for_each(|experts| experts.adapters_by_name = by_name);
     config.folder.ignored.extend(ignored_architecture(file, family)?);
     config.folder.ignored.extend(layer_keys::ignored(&complete, family));
     check_constants(&config).map_err(|problem| file.error(&problem))?;

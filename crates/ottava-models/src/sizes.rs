@@ -3,7 +3,7 @@
 use crate::layers::{ExpertsSpec, HeadsSpec, LatentSpec, LayerEmbeddingsSpec, MlpSpec, Stream, within};
 use crate::spec::{LayerSpec, SublayerSpec, expect_positive, expect_sizes};
 use crate::{RopeKind, RopeScaling};
-use ottava_recipe::lora::{Lora, Targets};
+use ottava_recipe::lora::{Lora, Pattern, Targets};
 
 /// The sizes and settings of a decoder: an embedding, layers on a residual stream, and a head.
 #[derive(Clone, Debug, PartialEq)]
@@ -223,7 +223,7 @@ impl DecoderConfig {
         dim.map_or(Ok(()), |dim| self.ropes.iter().try_for_each(|rope| rope.check(dim)))
     }
 
-    /// Excludes MLPs and shared experts from "all-linear" adapters if the model has experts. PEFT takes names of MLPs and shared experts for names of
+    /// Excludes dense MLPs and shared experts from "all-linear" adapters if the model has experts. PEFT takes names of MLPs and shared experts for names of
     /// experts, and does not load their adapters.
     pub fn with_adapters_beside_experts(mut self) -> DecoderConfig {
         let shared = self.experts().is_some_and(|experts| experts.shared.is_some());
@@ -233,14 +233,18 @@ impl DecoderConfig {
         let linears: Vec<String> = names.gate_up.iter().chain([&names.down]).map(|name| name.to_string()).collect();
         let listed = linears.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
         if lora.targets == Targets::AllLinear && lora.exceptions.exclude == Targets::NONE {
-            lora.exceptions.exclude = Targets::Names(linears);
+            // Routed experts keep their adapters.
+            let text = format!("(?!.*[.]experts[.]).*[.](?:{})", linears.join("|"));
+            lora.exceptions.exclude =
+                Targets::Pattern(Pattern::new(&text).expect("names of linears have only letters"));
             self.folder.ignored.push(format!(
-                "{listed} have no adapters with \"all-linear\": PEFT does not load them for a model with experts; name them in \
-                 `lora.target_modules` to train them all the same"
+                "{listed} of dense MLPs and shared experts have no adapters with \"all-linear\": PEFT does not load them for a model with experts; name \
+                 them in `lora.target_modules` to train them all the same"
             ));
         } else if linears.iter().any(|name| lora.has(&format!("{}.0.{}.{name}", names.blocks, names.mlp))) {
             self.folder.ignored.push(format!(
-                "adapters of {listed} are not loaded by PEFT for a model with experts; `ottava merge` makes a model of them"
+                "adapters of {listed} of dense MLPs and shared experts are not loaded by PEFT for a model with experts; `ottava merge` makes a model of \
+                 them"
             ));
         }
         self

@@ -6,8 +6,8 @@ pub use compare::ComparedSaved;
 
 use crate::block::block;
 use crate::layers::{
-    Block, BlockSaved, ChunkLoss, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight, LayerEmbeddings,
-    LayerEmbeddingsSaved, Linear, Norm, NormSaved, OperandCast, Stream,
+    Adaptable, Block, BlockSaved, ChunkLoss, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
+    LayerEmbeddings, LayerEmbeddingsSaved, Norm, NormSaved, OperandCast, Stream,
 };
 use crate::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
 use crate::{DecoderConfig, HeadSpec, RopeTables};
@@ -372,7 +372,7 @@ impl Stage {
     }
 
     /// Calls `visit` for each linear of the blocks that can have an adapter, always in the same order.
-    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         self.of_layers.iter_mut().for_each(|of_layers| of_layers.linears_mut(visit));
         self.blocks.iter_mut().for_each(|block| block.linears_mut(visit));
     }

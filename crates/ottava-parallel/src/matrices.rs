@@ -80,14 +80,14 @@ impl MatrixPlan {
     }
 
     /// Replaces the flat `directions` of this rank's slices by the slices of the transformed matrices. All ranks of `group` call
-    /// it. If `replicated`, each rank has the directions of whole parameters.
+    /// it. If `replicated`, each rank has the directions of whole parameters. `transform` gets the number of the matrix, counted over all parameters.
     pub(super) fn transform(
         &self,
         group: &Group,
         replicated: bool,
         device: &Device,
         directions: &mut [Option<Tensor>],
-        mut transform: impl FnMut(&Tensor) -> Result<Tensor>,
+        mut transform: impl FnMut(usize, &Tensor) -> Result<Tensor>,
     ) -> Result<()> {
         let rank = group.rank();
         let mut whole = Vec::new();
@@ -121,8 +121,9 @@ impl MatrixPlan {
                 start = end;
             }
         }
-        for (matrix, whole) in self.matrices.iter().zip(&mut whole).filter(|(matrix, _)| matrix.owner == rank) {
-            let transformed = transform(&whole.reshape(&matrix.shape)?)?;
+        let numbered = self.matrices.iter().zip(&mut whole).enumerate();
+        for (number, (matrix, whole)) in numbered.filter(|(_, (matrix, _))| matrix.owner == rank) {
+            let transformed = transform(number, &whole.reshape(&matrix.shape)?)?;
             *whole = transformed.reshape(&[matrix.elements.len()])?;
         }
         // Send the transformed directions back.
@@ -256,7 +257,7 @@ mod tests {
                 let slices: Vec<_> = params.iter().map(|param| param.slices[rank].clone()).collect();
                 let mut directions: Vec<_> =
                     slices.iter().map(|slice| (!slice.is_empty()).then(|| one(slice.len()))).collect();
-                plan.transform(&group, replicated, &cpu, &mut directions, |x| {
+                plan.transform(&group, replicated, &cpu, &mut directions, |_, x| {
                     let [rows, columns] = x.dims("x")?;
                     assert!(x.to_vec::<half::bf16>()?.iter().all(|x| *x == half::bf16::ONE), "all elements arrived");
                     let value = half::bf16::from_f32((rows * 64 + columns) as f32 / 4096.0);

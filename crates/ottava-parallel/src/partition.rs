@@ -197,7 +197,7 @@ impl Partition {
         // Scales are updated first, so that new weights are cast with the new scales.
         scaling.update()?;
         let mut casts = scaling.casts(Mode::TRAINING);
-        let shared = self.ranks.sharing(Shared::Slices).size() > 1;
+        let shared = self.ranks.sharing(Shared::Slices).size() > 1 || self.ranks.place(Axis::Tensor).is_divided();
         let transforms = shared && params.iter().any(|param| optimizer.transforms(param));
         let in_parts = transforms || self.offloads_codes();
         let amaxes = match in_parts {

@@ -3,10 +3,12 @@
 use crate::matrices::{Divided, MatrixPlan};
 use crate::optim::{self, Optimizer, Prepared};
 use crate::tensor::flat;
+use crate::whole::{part_of, tensors_of};
 use crate::{Partition, Shared};
 use ottava_common::error::Result;
-use ottava_recipe::param::Param;
+use ottava_recipe::param::{Param, Shard};
 use ottava_tensor::Tensor;
+use ottava_tensor::comm::Axis;
 
 impl Partition {
     /// Returns the ends of the parts of `params` that are updated one after the other. A part has one unit per rank. Ranks then transform equal
@@ -26,30 +28,65 @@ impl Partition {
     ) -> Result<Prepared> {
         let amaxes = self.amaxes(params, start, optimizer, &Prepared::default(), norm)?;
         let mut directions = optim::directions(optimizer, params, start, amaxes, norm)?;
-        let ranks = self.ranks().sharing(Shared::Slices);
-        let transformed: Vec<usize> = (0..params.len()).filter(|&at| optimizer.transforms(params[at])).collect();
-        let divided = transformed.iter().map(|&at| self.divided(params[at])).collect();
-        let mut flat =
-            transformed.iter().map(|&at| directions[at].take().map(flat).transpose()).collect::<Result<Vec<_>>>()?;
-        let plan = MatrixPlan::new(divided, ranks.size());
-        let device = params[0].weights.device();
-        plan.transform(ranks, !self.divides(), device, &mut flat, |matrix| optimizer.transform(matrix))?;
-        transformed.into_iter().zip(flat).for_each(|(at, direction)| directions[at] = direction);
+        for experts in [false, true] {
+            let is_of_kind = |param: &Param| param.identity.is_of_experts() == experts && optimizer.transforms(param);
+            let transformed: Vec<usize> = (0..params.len()).filter(|&at| is_of_kind(params[at])).collect();
+            if !transformed.is_empty() {
+                self.transform(params, &transformed, optimizer, &mut directions)?;
+            }
+        }
         let mut prepared = Prepared { amaxes: None, directions };
         prepared.amaxes = self.amaxes(params, start, optimizer, &prepared, norm)?;
         Ok(prepared)
     }
 
-    /// Returns the matrices of a parameter, and the elements that each rank updates.
-    fn divided(&self, param: &Param) -> Divided {
-        let matrices = param.identity.shards.iter().map(|shard| shard.shape().try_into().expect("a matrix")).collect();
-        let buckets = self.buckets();
-        let place = buckets.iter().find_map(|bucket| Some((bucket, bucket.number_of(param)?)));
-        let (bucket, at) = place.expect("the matrices of several ranks are in buckets");
-        let slice = |rank| match self.divides() {
-            true => bucket.slices.owned(rank).swap_remove(at),
-            false => param.slice(),
+    /// Replaces the directions of the parameters numbered `transformed` by directions with transformed matrices. All of these parameters have the same
+    /// replicas.
+    fn transform(
+        &self,
+        params: &[&mut Param],
+        transformed: &[usize],
+        optimizer: &dyn Optimizer,
+        directions: &mut [Option<Tensor>],
+    ) -> Result<()> {
+        let (ranks, device) = (self.ranks().replicas(params[transformed[0]]), params[0].weights.device());
+        let divided = transformed.iter().map(|&at| self.divided(params[at], ranks.size())).collect();
+        let shards: Vec<&[Shard]> =
+            transformed.iter().flat_map(|&at| tensors_of(&params[at].identity.shards)).collect();
+        let mut flat =
+            transformed.iter().map(|&at| directions[at].take().map(flat).transpose()).collect::<Result<Vec<_>>>()?;
+        let plan = MatrixPlan::new(divided, ranks.size());
+        let whole = |at: usize, own: &Tensor| self.transform_whole(optimizer, shards[at], own);
+        plan.transform(ranks, !self.divides(), device, &mut flat, whole)?;
+        transformed.iter().zip(flat).for_each(|(&at, direction)| directions[at] = direction);
+        Ok(())
+    }
+
+    /// Returns this rank's part of the transform of a matrix. `own` is this rank's part of the matrix. If ranks of the tensor axis divide the matrix, each
+    /// of them gathers and transforms it.
+    fn transform_whole(&self, optimizer: &dyn Optimizer, shards: &[Shard], own: &Tensor) -> Result<Tensor> {
+        let is_divided = shards.iter().any(|shard| shard.split.dim().is_some());
+        if !is_divided || !self.ranks().place(Axis::Tensor).is_divided() {
+            return optimizer.transform(own);
+        }
+        let whole = self.joined(&shards[0].tensor.name, shards, own.clone())?;
+        part_of(&optimizer.transform(&whole)?, shards)
+    }
+
+    /// Returns this rank's parts of the matrices of a parameter, and the elements that each of `ranks` replicas updates.
+    fn divided(&self, param: &Param, ranks: usize) -> Divided {
+        let matrix = |shards: &[Shard]| {
+            let [_, columns]: [usize; 2] = shards[0].shape().try_into().expect("a matrix");
+            [shards.iter().map(|shard| shard.shape()[0]).sum(), columns]
         };
-        Divided { matrices, slices: (0..self.ranks().sharing(Shared::Slices).size()).map(slice).collect() }
+        let matrices = tensors_of(&param.identity.shards).map(matrix).collect();
+        let buckets = self.buckets();
+        // A single rank without replicas has no bucket.
+        let bucket = buckets.iter().find_map(|bucket| Some((bucket, bucket.number_of(param)?)));
+        let slice = |rank| match bucket.filter(|_| self.divides()) {
+            Some((bucket, at)) => bucket.slices.owned(rank).swap_remove(at),
+            None => param.slice(),
+        };
+        Divided { matrices, slices: (0..ranks).map(slice).collect() }
     }
 }

@@ -15,18 +15,25 @@
 //! `modules_to_save` names modules without linears, such as the embedding, the head and norms. `Param::new` trains the parameters of these modules
 //! and gives their tensors PEFT's names (`PEFT_PREFIX`), so optimizer, ranks and checkpoints treat them like matrices of adapters.
 //!
+//! Experts and routers have adapters too. Transformers has the matrices of all experts of a layer as one parameter, an [`ExpertParameter`], whose
+//! adapter is a `GroupedAdapter` (`layers/moe/adapter.rs`): grouped products with the matrices `A` and `B` of each expert. `parameters.rs` decides which
+//! parameters have adapters, and `checkpoint/expert_adapters.rs` knows their layout in PEFT's files.
+//!
 //! To add a variant of LoRA, change `Adapter` (`layers/linear/adapter.rs`), the products of a linear if the variant affects them
 //! (`layers/linear/magnitudes.rs` does this for DoRA), `Lora`, the keys in `settings/lora.rs`, and `adapter_config` in `checkpoint/model.rs`. A layer
-//! with linears implements `Sublayer::linears_mut`.
+//! with linears implements `Sublayer::linears_mut`, which visits each layer that is `Adaptable`.
 
 mod modules;
+mod parameters;
 mod targets;
 #[cfg(test)]
 mod tests;
 
 use ottava_common::error::Result;
+use std::borrow::Cow;
 
 pub use modules::{Modules, is_of_adapter, module_of};
+pub use parameters::{ExpertParameter, ExpertRank, RouterParameter, parameter_names};
 pub use targets::{Exceptions, Pattern, Targets, last_name};
 
 /// The prefix that PEFT adds to the names of linears and of tensors that are trained and saved with the adapters.
@@ -53,6 +60,12 @@ pub struct Lora {
     pub use_dora: bool,
     /// The linears that have adapters.
     pub targets: Targets,
+    /// The parameters that have adapters, by the ends of their names: stacked matrices of experts (`mlp.experts.gate_up_proj`), or weights of linears and
+    /// routers (`mlp.gate.weight`).
+    pub parameters: Vec<String>,
+    /// Whether `targets` also select experts and routers, by the names that their linears had before transformers 5, if PEFT translates these names. If
+    /// not, only `parameters` select them.
+    pub experts_by_name: bool,
     /// The linears and layers without adapters, or with another rank or `alpha`.
     pub exceptions: Exceptions,
     /// The modules that are trained whole beside the adapters, by the ends of their names. They have no linears.
@@ -71,6 +84,8 @@ impl Default for Lora {
             use_rslora: false,
             use_dora: false,
             targets,
+            parameters: Vec::new(),
+            experts_by_name: true,
             exceptions,
             modules_to_save: Vec::new(),
         }
@@ -85,6 +100,11 @@ impl Lora {
 
     /// Returns whether the linear called `linear` has an adapter.
     pub fn has(&self, linear: &str) -> bool {
+        self.has_linear(linear) || !self.parameters.is_empty() && self.has_parameter(&format!("{linear}.weight"))
+    }
+
+    /// Returns whether `target_modules` and the exceptions select the linear called `linear`.
+    fn has_linear(&self, linear: &str) -> bool {
         let is_target = match &self.targets {
             // A whole name identifies one layer, so the list of layers does not apply.
             Targets::Names(names) if names.iter().any(|name| name == linear) => true,
@@ -99,15 +119,34 @@ impl Lora {
         self.modules_to_save.iter().any(|end| module.ends_with(end))
     }
 
+    /// Returns the name of `linear` that patterns of ranks and factors match: the name of its weight if only `parameters` select the linear.
+    fn pattern_name<'a>(&self, linear: &'a str) -> Cow<'a, str> {
+        let weight = || format!("{linear}.weight");
+        match self.parameters.is_empty() || self.has_linear(linear) || !self.has_parameter(&weight()) {
+            true => Cow::Borrowed(linear),
+            false => Cow::Owned(weight()),
+        }
+    }
+
     /// Returns the rank of the adapter of `linear`.
     pub fn rank(&self, linear: &str) -> usize {
-        Exceptions::of(&self.exceptions.ranks, linear).unwrap_or(self.r)
+        Exceptions::of(&self.exceptions.ranks, &self.pattern_name(linear)).unwrap_or(self.r)
+    }
+
+    /// Returns the numerator of the factor of the product of `A` and `B` of `linear`.
+    pub fn alpha(&self, linear: &str) -> f64 {
+        Exceptions::of(&self.exceptions.alphas, &self.pattern_name(linear)).unwrap_or(self.alpha)
     }
 
     /// Returns the factor of the product of `A` and `B` of `linear`.
     pub fn scale(&self, linear: &str) -> f64 {
-        let (alpha, r) = (Exceptions::of(&self.exceptions.alphas, linear), self.rank(linear) as f64);
-        alpha.unwrap_or(self.alpha) / if self.use_rslora { r.sqrt() } else { r }
+        self.factor(self.alpha(linear), self.rank(linear))
+    }
+
+    /// Returns the factor of the product of matrices of this rank, with `alpha` as its numerator.
+    fn factor(&self, alpha: f64, rank: usize) -> f64 {
+        let r = rank as f64;
+        alpha / if self.use_rslora { r.sqrt() } else { r }
     }
 
     /// Checks the targets against the names of all linears of a model that can have adapters, and the modules to save against its `modules`.

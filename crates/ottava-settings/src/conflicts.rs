@@ -52,11 +52,17 @@ impl RunConfig {
         );
         let names = match &lora.target_modules {
             Targets::AllLinear | Targets::Pattern(_) => true,
-            Targets::Names(names) => !names.is_empty() && names.iter().all(|name| !name.is_empty()),
+            Targets::Names(names) => {
+                !(names.is_empty() && lora.target_parameters.is_empty()) && names.iter().all(|name| !name.is_empty())
+            }
         };
         problems.demand(
             names,
             "`lora.target_modules` names no linear; write \"all-linear\", a list of names, or a regular expression",
+        );
+        problems.demand(
+            lora.target_parameters.iter().all(|name| !name.is_empty()),
+            "`lora.target_parameters` has an empty name; write ends of names of parameters, such as \"experts.down_proj\"",
         );
         problems.0.extend(lora.pattern_problems());
         let layers = lora.layers_to_transform.is_empty() || !matches!(lora.target_modules, Targets::Pattern(_));

@@ -19,6 +19,10 @@ pub struct LoraConfig {
     /// Linears that have adapters: "all-linear" (all linears of the blocks), a list of names, such as ["q_proj", "v_proj"], or a regular
     /// expression of whole names, such as ".*(q|v)_proj".
     pub target_modules: Targets,
+    /// Parameters that have adapters, by the ends of their names in transformers, as in PEFT: stacked matrices of experts, such as
+    /// ["experts.gate_up_proj", "experts.down_proj"], and weights of routers, such as ["gate.weight"]. As in PEFT, target_modules also selects experts and
+    /// routers of many models; the rank of gate and up is then 2 r.
+    pub target_parameters: Vec<String>,
     /// Linears of target_modules that have no adapters: a list of names, or a regular expression of whole names.
     pub exclude_modules: Targets,
     /// Numbers of the layers whose linears have adapters, if target_modules is a list of names; [] means all layers.
@@ -60,6 +64,7 @@ impl Default for LoraConfig {
             r: 0,
             lora_alpha: 16.0,
             target_modules: Targets::AllLinear,
+            target_parameters: Vec::new(),
             exclude_modules: Targets::NONE,
             layers_to_transform: Vec::new(),
             layers_pattern: Vec::new(),
@@ -91,8 +96,10 @@ impl LoraConfig {
             use_rslora,
             use_dora,
             targets,
+            parameters: self.target_parameters.clone(),
             exceptions,
             modules_to_save,
+            ..Lora::default()
         })
     }
 
@@ -128,7 +135,7 @@ impl LoraConfig {
 
     /// Returns this table with the settings of `lora` that a folder of adapters decides: all except the dropout and the learning rates.
     pub fn with(self, lora: Lora) -> LoraConfig {
-        let Lora { r, alpha, use_rslora, use_dora, targets, exceptions, modules_to_save, .. } = lora;
+        let Lora { r, alpha, use_rslora, use_dora, targets, parameters, exceptions, modules_to_save, .. } = lora;
         let Exceptions { exclude, layers, layers_pattern, ranks, alphas } = exceptions;
         LoraConfig {
             r,
@@ -136,6 +143,7 @@ impl LoraConfig {
             use_rslora,
             use_dora,
             target_modules: targets,
+            target_parameters: parameters,
             exclude_modules: exclude,
             layers_to_transform: layers,
             layers_pattern,

@@ -173,11 +173,6 @@ impl OptimizerConfig {
         }
     }
 
-    /// Whether an update transforms whole matrices. Ranks must not divide such matrices.
-    pub(super) fn transforms_matrices(&self) -> bool {
-        matches!(self.algorithm, Algorithm::Muon(_))
-    }
-
     /// Creates the optimizer before its first step. Gradients are clipped to the norm `max_grad_norm`; 0 turns clipping off.
     pub fn build(&self, max_grad_norm: f64, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
         let weight_decay = self.weight_decay;

@@ -60,8 +60,7 @@ impl RunConfig {
         problems.0
     }
 
-    /// Checks settings of ranks that divide tensors or sequences: parts must have equal sizes, codes are gathered in multiples of 16 tokens, and Muon
-    /// needs whole matrices.
+    /// Checks settings of ranks that divide tensors or sequences: parts must have equal sizes, and codes are gathered in multiples of 16 tokens.
     fn check_layer_axes(&self, problems: &mut Problems) {
         let (tensor, rows) = (self.parallel.tensor, self.training.per_device_train_batch_size);
         let ranks = tensor.saturating_mul(self.parallel.context);
@@ -74,14 +73,6 @@ impl RunConfig {
             ),
         );
         problems.0.extend(self.parallel.context_problem(self.data.max_length));
-        for (key, ranks) in [("tensor", tensor), ("expert", self.parallel.expert)] {
-            problems.demand(
-                ranks < 2 || !self.optimizer.transforms_matrices(),
-                format!(
-                    "`optimizer.name` is muon, which transforms whole matrices, and `parallel.{key}` is {ranks}, which divides them; set it to 1, or use adamw or lion"
-                ),
-            );
-        }
     }
 
     /// Checks that no sums over ranks depend on the batch, if results must not depend on it.

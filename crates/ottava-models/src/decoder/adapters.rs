@@ -1,17 +1,17 @@
-//! Sets of adapters that share a model. The linears of the model have the adapters of one set at a time.
+//! Sets of adapters that share a model. The layers of the model have the adapters of one set at a time.
 
 use super::{Decoder, Span};
 use crate::DecoderConfig;
-use crate::layers::Adapter;
+use crate::layers::{Adaptable, LayerAdapter};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::lora::Lora;
 use ottava_recipe::param::{Purpose, WeightSource};
 
-/// The adapters of the linears of a model, in the order of forward. A linear without an adapter has `None`.
-pub struct Adapters(Vec<Option<Adapter>>);
+/// The adapters of the linears, experts and routers of a model, in the order of forward. A layer without an adapter has `None`.
+pub struct Adapters(Vec<Option<LayerAdapter>>);
 
 impl Decoder {
-    /// Builds and loads the adapters of `lora` for the linears of this model, on its device. The model must be built with
+    /// Builds and loads the adapters of `lora` for the layers of this model, on its device. The model must be built with
     /// [`Lora::of_no_linear`]. [`Decoder::exchange_adapters`] puts the adapters into the model.
     ///
     /// If ranks divide the model, each rank builds and loads its parts.
@@ -35,19 +35,19 @@ impl Decoder {
         let mut like = Decoder::staged(&config, &self.recipe, &self.device, Purpose::Infer, 1, &whole, ranks)?;
         like.parameters().into_iter().try_for_each(|param| param.load_whole(weights))?;
         let mut adapters = Adapters(Vec::new());
-        like.visit_adapters(&mut |adapter| adapters.0.push(adapter.take()));
-        assert!(like.parameters().is_empty(), "`linears_mut` of each layer visits all of its linears");
+        like.visit_adapted(&mut |layer| adapters.0.push(layer.exchange_adapter(None)));
+        assert!(like.parameters().is_empty(), "`linears_mut` of each layer visits all of its layers with adapters");
         Ok(adapters)
     }
 
-    /// Swaps the adapters of the linears with `adapters`. An empty `adapters` removes the adapters of the linears. If the linears had no adapters,
+    /// Swaps the adapters of the layers with `adapters`. An empty `adapters` removes the adapters of the layers. If the layers had no adapters,
     /// each entry is `None` afterwards.
     pub fn exchange_adapters(&mut self, adapters: &mut Adapters) {
         let mut next = std::mem::take(&mut adapters.0).into_iter();
-        self.visit_adapters(&mut |adapter| adapters.0.push(std::mem::replace(adapter, next.next().flatten())));
+        self.visit_adapted(&mut |layer| adapters.0.push(layer.exchange_adapter(next.next().flatten())));
     }
 
-    fn visit_adapters(&mut self, visit: &mut dyn FnMut(&mut Option<Adapter>)) {
-        self.stages.iter_mut().for_each(|stage| stage.linears_mut(&mut |linear| visit(linear.adapter_mut())));
+    fn visit_adapted(&mut self, visit: &mut dyn FnMut(&mut dyn Adaptable)) {
+        self.stages.iter_mut().for_each(|stage| stage.linears_mut(&mut |layer| visit(layer)));
     }
 }

@@ -49,6 +49,7 @@ fn read(file: &ConfigFile) -> Result<DecoderConfig> {
         router: "router",
         biases: true,
         stacks: Some(ExpertStacks::new(StackOrder::Interleaved)),
+        adapter_order: StackOrder::Interleaved,
         ..ExpertsSpec::new(count, common.mlp.hidden, activation, routing)
     };
     let rope = Some(common.rope);

@@ -113,6 +113,7 @@ fn experts(file: &ConfigFile, activation: Activation) -> Result<ExpertsSpec> {
     Ok(ExpertsSpec {
         router: "router",
         stacks: Some(ExpertStacks::new(StackOrder::InputsFirst)),
+        adapter_order: StackOrder::InputsFirst,
         weighs_inputs: true,
         shared: Some(SharedExpert { name: "shared_expert", hidden, gate: None, is_in_block: false }),
         ..ExpertsSpec::new(count, hidden, activation, routing)

@@ -16,7 +16,7 @@ pub use source::KeysAndValues;
 use super::cast::{OperandCast, SavedOperand};
 use super::exchange::{expect_divisible, expect_divisible_or_sent, heads_for_tokens, replicas, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Positions, Rotary, Stream};
+use super::{Adaptable, Linear, LinearConfig, Positions, Rotary, Stream};
 use head_norm::{HeadNorm, Heads};
 use norm_of_heads::NormOfHeads;
 use ottava_common::error::Result;
@@ -474,7 +474,7 @@ impl Sublayer for Attention {
         self.sinks.iter_mut().for_each(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         visit(&mut self.qkv);
         visit(&mut self.output);
     }

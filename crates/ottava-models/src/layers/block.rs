@@ -2,7 +2,7 @@
 
 use super::branch::{Branch, BranchSaved};
 use super::cast::OperandCast;
-use super::{BlockScale, Linear};
+use super::{Adaptable, BlockScale};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::ResidualGradient;
@@ -147,7 +147,7 @@ impl Block {
     }
 
     /// Calls `visit` for each linear that can have an adapter, always in the same order.
-    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         self.branches.iter_mut().for_each(|branch| branch.linears_mut(visit));
     }
 }

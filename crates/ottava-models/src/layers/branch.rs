@@ -2,7 +2,7 @@
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Factor, Linear, Norm, NormSaved};
+use super::{Adaptable, Factor, Norm, NormSaved};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View};
@@ -168,7 +168,7 @@ impl Branch {
     }
 
     /// Calls `visit` for each linear that can have an adapter, always in the same order.
-    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         self.sublayers.iter_mut().for_each(|sublayer| sublayer.linears_mut(visit));
     }
 }

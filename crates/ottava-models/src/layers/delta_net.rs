@@ -14,7 +14,7 @@ use super::cast::OperandCast;
 use super::exchange::share_of;
 use super::recurrent::{Conv, ConvValues, Mixer, MixerHeads, Recurrent, head_vector, output_projection};
 use super::sublayer::Sublayer;
-use super::{Linear, Stream};
+use super::{Adaptable, Stream};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::View;
@@ -193,7 +193,7 @@ impl Mixer for DeltaNet {
         self.conv.parameters_mut().chain(own).for_each(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
-        self.projections.linears_mut().for_each(visit);
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
+        self.projections.linears_mut().for_each(|linear| visit(linear));
     }
 }

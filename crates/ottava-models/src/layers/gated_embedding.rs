@@ -3,7 +3,7 @@
 use super::cast::{OperandCast, SavedOperand};
 use super::columns::{columns, side_by_side};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Stream};
+use super::{Adaptable, Linear, LinearConfig, Stream};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View};
@@ -130,7 +130,7 @@ impl Sublayer for GatedEmbedding {
         self.projection.parameters_mut(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         visit(&mut self.gate);
         visit(&mut self.projection);
     }

@@ -13,7 +13,7 @@ use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::columns::{columns, side_by_side};
 use super::exchange::{all_tokens, expect_divisible, heads_for_tokens, sum_own_tokens, tokens_for_heads};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Norm, NormConfig, NormSaved, Rotary, Stream};
+use super::{Adaptable, Linear, LinearConfig, Norm, NormConfig, NormSaved, Rotary, Stream};
 use heads::Heads;
 use ottava_common::error::Result;
 use ottava_recipe::context::{Context, PagedPass, Sequences};
@@ -370,7 +370,7 @@ impl Sublayer for LatentAttention {
         self.output.parameters_mut(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         visit(&mut self.down);
         self.query.iter_mut().chain([&mut self.kv]).for_each(|up| visit(&mut up.linear));
         visit(&mut self.output);

@@ -5,7 +5,7 @@
 //! `GatedEmbedding` of each block reads its part through the [`SharedValues`](ottava_recipe::shared_values::SharedValues) of the pass.
 
 use super::cast::SavedOperand;
-use super::{Embedding, Factor, Linear, LinearConfig, Norm, NormSaved, Stream};
+use super::{Adaptable, Embedding, Factor, Linear, LinearConfig, Norm, NormSaved, Stream};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::param::{Builder, FolderLayout, Param, Split};
@@ -114,7 +114,7 @@ impl LayerEmbeddings {
     }
 
     /// Calls `visit` for each linear that can have an adapter.
-    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    pub fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         visit(&mut self.projection);
     }
 

@@ -11,7 +11,7 @@ use super::columns::{columns, side_by_side};
 use super::exchange::{OwnRows, share_of};
 use super::recurrent::{Conv, ConvValues, Mixer, MixerHeads, Recurrent, head_vector, output_projection};
 use super::sublayer::Sublayer;
-use super::{Linear, LinearConfig, Stream};
+use super::{Adaptable, Linear, LinearConfig, Stream};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::View;
@@ -301,7 +301,7 @@ impl Mixer for Mamba {
         self.conv.parameters_mut().chain(own).chain(self.gate.weight_mut()).for_each(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         visit(&mut self.input);
     }
 }

@@ -7,7 +7,7 @@ pub use xielu::{XieluMlp, XieluSpec};
 
 use super::cast::OperandCast;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, Stream};
+use super::{Adaptable, Linear, LinearConfig, Stream};
 use activated::ActivatedLinear;
 use ottava_common::error::{Error, Result};
 use ottava_recipe::context::Context;
@@ -144,7 +144,7 @@ impl Sublayer for Mlp {
         self.down.parameters_mut(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         visit(&mut self.gate_up);
         visit(self.down.linear_mut());
     }

@@ -34,6 +34,7 @@
 //! attention reads, and splits gradients into these parts. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of
 //! its layer, which `attention`, `KvBlocks` and `paged_attention` take.
 
+mod adaptable;
 mod attention;
 mod block;
 mod block_scale;
@@ -60,6 +61,7 @@ mod scaled;
 mod stream;
 mod sublayer;
 
+pub use adaptable::{Adaptable, LayerAdapter};
 pub use attention::{Attention, HeadsSpec, KeysAndValues, NormScope, QueryGrowth};
 pub use block::{Block, BlockSaved};
 pub use block_scale::BlockScale;
@@ -76,7 +78,9 @@ pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, Smooth
 pub use mamba::MambaSpec;
 pub use mlp::{Mlp, MlpSpec, XieluMlp, XieluSpec};
 pub use moe::{ChoiceBias, ExpertInput, ExpertsSpec, MixtureOfExperts, RouterLossFactors, RouterScales, SharedExpert};
-pub use names::{BranchNorms, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack};
+pub use names::{
+    BranchNorms, EXPERT_PARAMETERS, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack,
+};
 pub(crate) use names::{RECURRENT_OUTPUT, within};
 pub use norm::{Norm, NormConfig, NormSaved};
 pub use normed::NormedSublayer;

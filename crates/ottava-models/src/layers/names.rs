@@ -198,6 +198,9 @@ pub fn expert_stack(linear: &str) -> Option<(&'static str, [usize; 2])> {
     }
 }
 
+/// The parameters of all experts in the memory of transformers: before the activation, with a gate and without one, and after the activation.
+pub const EXPERT_PARAMETERS: [&str; 3] = ["gate_up_proj", "up_proj", "down_proj"];
+
 /// The tensors that stack the matrices of all experts of a layer in a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertStacks {

@@ -2,7 +2,7 @@
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, Norm, NormSaved};
+use super::{Adaptable, Norm, NormSaved};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View};
@@ -115,7 +115,7 @@ impl Sublayer for NormedSublayer {
         self.after.iter_mut().for_each(|norm| norm.parameters_mut(visit));
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         self.sublayer.linears_mut(visit);
     }
 }

@@ -12,7 +12,7 @@ mod conv;
 use super::cast::{OperandCast, SavedOperand};
 use super::exchange::{HeadSections, OwnRows, expect_divisible, expect_divisible_or_sent};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Linear, LinearConfig, RECURRENT_OUTPUT, Stream};
+use super::{Adaptable, Linear, LinearConfig, RECURRENT_OUTPUT, Stream};
 pub(super) use conv::{Conv, ConvValues};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
@@ -70,7 +70,7 @@ pub(super) trait Mixer: 'static {
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
 
     /// Calls `visit` for each projection.
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear));
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable));
 }
 
 /// `y = out_proj(gate(mix(project(x))))`.
@@ -160,7 +160,7 @@ impl<M: Mixer> Sublayer for Recurrent<M> {
         self.output.parameters_mut(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         self.mixer.linears_mut(visit);
         visit(&mut self.output);
     }

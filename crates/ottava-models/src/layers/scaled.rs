@@ -2,7 +2,7 @@
 
 use super::cast::OperandCast;
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{Factor, Linear};
+use super::{Adaptable, Factor};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View};
@@ -63,7 +63,7 @@ impl Sublayer for ScaledSublayer {
         self.sublayer.parameters_mut(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         self.sublayer.linears_mut(visit);
     }
 }

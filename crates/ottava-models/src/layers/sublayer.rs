@@ -1,7 +1,7 @@
 //! Sublayers: the functions that a residual branch computes of its operand.
 
 use super::cast::{OperandCast, SavedOperand};
-use super::{Linear, Norm, NormSaved};
+use super::{Adaptable, Norm, NormSaved};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View, Views};
@@ -42,7 +42,7 @@ pub trait Sublayer {
     fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param));
 
     /// Calls `visit` for each linear that can have an adapter, always in the same order.
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear));
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable));
 }
 
 /// The values that a [`Sublayer`] saves for its backward. The branch saves the operand.

@@ -147,8 +147,14 @@ impl Exceptions {
 
     /// Returns the value of the pattern that `linear` matches.
     pub(super) fn of<T: Copy>(patterns: &BTreeMap<String, T>, linear: &str) -> Option<T> {
-        let matches = |text: &str| Pattern::of_ending(text).is_ok_and(|pattern| pattern.matches(linear));
-        patterns.iter().find(|(text, _)| matches(text)).map(|(_, value)| *value)
+        Exceptions::values(patterns)(linear)
+    }
+
+    /// Returns a function that returns the value of the pattern that a name matches. Each pattern is compiled once.
+    pub(super) fn values<T: Copy>(patterns: &BTreeMap<String, T>) -> impl Fn(&str) -> Option<T> {
+        let compiled = patterns.iter().filter_map(|(text, value)| Some((Pattern::of_ending(text).ok()?, *value)));
+        let compiled: Vec<_> = compiled.collect();
+        move |name| compiled.iter().find(|(pattern, _)| pattern.matches(name)).map(|(_, value)| *value)
     }
 
     /// Returns a sentence if a pattern is invalid, or if a linear matches two patterns with different values. PEFT would take the first pattern of
@@ -183,7 +189,7 @@ impl Exceptions {
     }
 }
 
-fn names_it(target: &str, linear: &str) -> bool {
+pub(super) fn names_it(target: &str, linear: &str) -> bool {
     linear.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 

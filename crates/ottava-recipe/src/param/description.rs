@@ -1,6 +1,6 @@
 //! The description of a model's layers, recorded while it is built. Plans, benchmarks and warnings read only this description.
 
-use crate::lora::{Lora, Modules};
+use crate::lora::{ExpertParameter, Lora, Modules, RouterParameter};
 use crate::recurrent::RecurrentSpec;
 use crate::scaling::AmaxGroup;
 use crate::{Decision, LinearSite, Recipe};
@@ -38,6 +38,12 @@ pub struct Description {
     pub casts: Vec<(String, AmaxGroup)>,
     /// The modules of the model, if it has adapters.
     pub modules: Modules,
+    /// The stacked matrices of routed experts, which may have adapters.
+    pub experts: Vec<ExpertParameter>,
+    /// The routers, which may have adapters.
+    pub routers: Vec<RouterParameter>,
+    /// The number of trained values of adapters of experts that a token does not choose.
+    pub idle_adapters: usize,
 }
 
 /// The floating-point operations per second of whole steps of Llama-2-7B, in FP8 and in BF16, on one H200. They are assumed for other models too.
@@ -109,7 +115,7 @@ impl Description {
         let products = match self.frozen {
             0 => 6.0 * products as f64,
             _ => {
-                let adapters = self.parameters - self.modules.trained_values();
+                let adapters = self.parameters - self.modules.trained_values() - self.idle_adapters;
                 // A head that is trained whole also has a gradient. The embedding and norms have no products.
                 let head = self.head.as_ref().filter(|head| self.modules.trains(&head.name));
                 let head = head.map_or(0, |head| head.outputs * head.inputs);
@@ -155,9 +161,29 @@ impl Description {
         self.shared_inputs.get(name).map_or(name, String::as_str)
     }
 
-    /// Returns the names of the linears that may have adapters, as in a folder. These are all linears except the linears of experts.
+    /// Returns the names of the linears that may have adapters, as in a folder. These are all linears except the linears of experts, which are
+    /// [`Description::experts`].
     pub fn adaptable(&self) -> impl Iterator<Item = &String> {
         self.linears.iter().filter(|(site, _)| site.experts.is_none()).flat_map(|(site, _)| &site.parts)
+    }
+
+    /// Returns the names of all parameters that `target_parameters` may name: stacked matrices of experts, and weights of linears and routers.
+    fn adaptable_parameters(&self) -> Vec<String> {
+        let routers = self.routers.iter().map(|router| &router.name);
+        let weights = self.adaptable().chain(routers).map(|name| format!("{name}.weight"));
+        self.experts.iter().map(|parameter| parameter.name.clone()).chain(weights).collect()
+    }
+
+    /// Checks the targets of adapters against all linears and parameters.
+    fn check_adapters(&self, lora: &Lora) -> Result<()> {
+        if !lora.parameters.is_empty() {
+            lora.check_parameters(&self.adaptable_parameters())?;
+        }
+        let experts = self.experts.iter().filter(|_| lora.experts_by_name);
+        let of_experts: Vec<String> = experts.flat_map(ExpertParameter::linear_names).collect();
+        let routers = self.routers.iter().filter(|router| router.by_name || !lora.experts_by_name);
+        let routers = routers.map(|router| &router.name);
+        lora.check(self.adaptable().chain(routers).chain(&of_experts), &self.modules)
     }
 
     /// Returns a sentence for each reason for which `recipe` leaves linears in high precision, if the recipe casts to FP8.
@@ -191,7 +217,7 @@ impl Description {
     /// Errors when a pattern or a target matches nothing.
     pub fn check(&self, recipe: &Recipe, lora: Option<&Lora>) -> Result<()> {
         if let Some(lora) = lora {
-            lora.check(self.adaptable(), &self.modules)?;
+            self.check_adapters(lora)?;
         }
         // No setting casts a linear whose name is fixed.
         let sites = self.linears.iter().map(|(site, _)| site).filter(|site| !self.fixed.contains(&site.name));

@@ -60,6 +60,6 @@ pub use id::{ParamId, UnitId};
 pub use identity::Identity;
 pub use loan::{Loan, LoanedWeight};
 pub use parameter::{ForwardWeight, Param, SliceWrite, SuspendedWeight, Writer};
-pub use shard::{FolderLayout, FolderTensor, Region, Shard, Split, StackOrder, Stacked};
+pub use shard::{AdapterMatrix, ExpertAdapter, FolderLayout, FolderTensor, Region, Shard, Split, StackOrder, Stacked};
 pub use unit::{Direction, Resident, Units};
 pub use weights::{Master, Weights};

@@ -32,6 +32,47 @@ pub enum FolderLayout {
     ByHead(usize),
     /// A matrix or bias of an expert, stored in one tensor with the matrices or biases of all experts of a layer.
     Stacked(Stacked),
+    /// A matrix of the adapter of an expert, stored in one tensor with these matrices of all experts of a layer.
+    ExpertAdapter(ExpertAdapter),
+}
+
+/// The place of a matrix of an expert's adapter in a tensor of PEFT for all experts of a layer. The name of the matrix is
+/// `MIXTURE.experts.EXPERT.PARAMETER.lora_A.weight`.
+///
+/// For an adapter of rank `r` of `E` experts, PEFT stores `lora_A` as `[E · r, inputs]`, expert after expert. `lora_B` is `[outputs, r · E]`: the
+/// columns of one rank of all experts are neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertAdapter {
+    /// Which matrix it is.
+    pub matrix: AdapterMatrix,
+    /// The order of the elements of the adapted parameter in the memory of transformers. With [`StackOrder::InputsFirst`], PEFT takes outputs for
+    /// inputs, so `A` transposed is stored as `lora_B`, and `B` transposed as `lora_A`.
+    pub order: StackOrder,
+    /// The index of the expert.
+    pub expert: usize,
+    /// The number of experts, `E`.
+    pub experts: usize,
+    /// The names in an expert of the linears whose outputs the adapter has.
+    pub linears: &'static [&'static str],
+    /// Whether another parameter of the same experts, which PEFT adapts after this one, has an adapter. PEFT then calls the module of this adapter
+    /// `base_layer`.
+    pub is_inner: bool,
+}
+
+/// A matrix of an adapter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterMatrix {
+    /// `A`, `[r, inputs]`.
+    A,
+    /// `B`, `[outputs, r]`.
+    B,
+}
+
+impl ExpertAdapter {
+    /// Returns whether PEFT stores the matrix as `lora_A`.
+    pub fn is_stored_as_a(&self) -> bool {
+        (self.matrix == AdapterMatrix::A) != (self.order == StackOrder::InputsFirst)
+    }
 }
 
 /// The place of an expert's matrix or bias in a tensor of all experts of a layer, with the outputs of `L` linears. A tensor of biases is
@@ -93,6 +134,11 @@ impl FolderTensor {
                     StackOrder::OutputsFirst => [&[experts, outputs], inputs].concat(),
                 }
             }
+            FolderLayout::ExpertAdapter(place) => {
+                let (rows, columns) = (self.shape[0], self.shape[1]);
+                let (r, width) = if place.matrix == AdapterMatrix::A { (rows, columns) } else { (columns, rows) };
+                if place.is_stored_as_a() { vec![place.experts * r, width] } else { vec![width, r * place.experts] }
+            }
         }
     }
 
@@ -106,10 +152,18 @@ impl FolderTensor {
 
     /// Returns the name of the folder's tensor that holds this tensor.
     pub fn stored_name(&self) -> String {
-        let FolderLayout::Stacked(Stacked { name, .. }) = self.layout else { return self.name.clone() };
-        let (mixture, _) = self.name.rsplit_once(".experts.").expect("an expert is one of experts");
-        let bias = if self.name.ends_with(".bias") { "_bias" } else { "" };
-        format!("{mixture}.{name}{bias}")
+        let mixture = || self.name.rsplit_once(".experts.").expect("an expert is one of experts").0;
+        match self.layout {
+            FolderLayout::Stacked(Stacked { name, .. }) => {
+                let bias = if self.name.ends_with(".bias") { "_bias" } else { "" };
+                format!("{}.{name}{bias}", mixture())
+            }
+            FolderLayout::ExpertAdapter(place) => {
+                let inner = if place.is_inner { ".base_layer" } else { "" };
+                format!("{}.experts{inner}.lora_{}.weight", mixture(), if place.is_stored_as_a() { "A" } else { "B" })
+            }
+            _ => self.name.clone(),
+        }
     }
 
     /// Returns the number of elements.

@@ -156,7 +156,7 @@ pub(super) const ROWS: &[Row] = &[
     ("lora_target_modules", Is("lora.target_modules")),
     ("lora_target", Values("lora.target_modules", &[("all", As("\"all-linear\""))])),
     ("lora_target_linear", Values("lora.target_modules", &[("true", As("\"all-linear\"")), ("false", Nothing)])),
-    ("lora_target_parameters", Only(NONE, "adapters are for linears: `target_modules` under [lora]")),
+    ("lora_target_parameters", Is("lora.target_parameters")),
     ("lora_modules_to_save", Is("lora.modules_to_save")),
     ("additional_target", Is("lora.modules_to_save")),
     ("lora_fan_in_fan_out", Only(&["false"], "weights are [outputs, inputs] in every family")),

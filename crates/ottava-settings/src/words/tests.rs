@@ -39,6 +39,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("lora_r = 32", "lora.r = 32"),
             ("lora_target_modules = [\"q_proj\"]", "lora.target_modules = [\"q_proj\"]"),
             ("lora_target_linear = true", "lora.target_modules = \"all-linear\""),
+            ("lora_target_parameters = [\"experts.down_proj\"]", "lora.target_parameters = [\"experts.down_proj\"]"),
             ("lora_fan_in_fan_out = false", ""),
             ("peft_use_dora = true", "lora.use_dora = true"),
             ("peft_use_rslora = true", "lora.use_rslora = true"),

@@ -144,7 +144,6 @@ fn experts_that_do_not_divide_are_errors() {
     };
     fails(&run, &["parallel.expert=3", "global_batch_size=3"], "3", "does not divide the 4 experts");
     fails(&run, &["parallel.expert=2"], "3", "set it to a divisor of 3");
-    fails(&run, &["parallel.expert=2", "optimizer.name=muon"], "2", "which transforms whole matrices");
     let both = ["parallel.tensor=4", "parallel.expert=2", "global_batch_size=4"];
     fails(
         &run,

@@ -177,7 +177,6 @@ fn layers_that_do_not_divide_are_errors() {
         run.fail(&args.iter().map(String::as_str).collect::<Vec<_>>(), 1, &[words]);
     };
     fails(&["parallel.context=2", "data.max_length=63"], "do not divide evenly");
-    fails(&["parallel.tensor=2", "optimizer.name=muon"], "`optimizer.name` is muon, which transforms whole matrices");
     fails(&["parallel.tensor=2", "data.max_length=20"], "divide multiples of 32");
     fails(
         &["parallel.tensor=2", "batch_invariant=true"],

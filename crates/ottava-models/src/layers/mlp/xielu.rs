@@ -2,7 +2,7 @@
 
 use crate::layers::cast::{OperandCast, SavedOperand};
 use crate::layers::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use crate::layers::{Linear, LinearConfig, Stream};
+use crate::layers::{Adaptable, Linear, LinearConfig, Stream};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
 use ottava_recipe::operand::{ResidualGradient, View, Views};
@@ -144,7 +144,7 @@ impl Sublayer for XieluMlp {
         self.down.parameters_mut(visit);
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
         visit(&mut self.up);
         visit(&mut self.down);
     }

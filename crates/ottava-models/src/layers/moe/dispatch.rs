@@ -11,7 +11,7 @@
 //! In inference each rank has all tokens. Nothing is gathered, and the sums of all ranks are added.
 
 use super::router::Routed;
-use crate::layers::cast::{CastInput, OperandCast, SavedOperand};
+use crate::layers::cast::{CastInput, OperandCast, SavedOperand, plain};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::context::Context;
 use ottava_recipe::layer_ranks::{Arriving, ShardPlace};
@@ -240,6 +240,18 @@ impl Dispatch {
             }
         };
         Ok(QuantizedTensor { codes: Some(codes), scale_inv, rows, ..own })
+    }
+
+    /// Returns the number of this rank's tokens.
+    pub fn own_tokens(&self, choices: &Dispatched, context: &Context) -> usize {
+        let all = choices.weights.shape()[0];
+        if self.exchanges_tokens(context) { all / self.place.ranks } else { all }
+    }
+
+    /// Returns the rows `[P, …]` of this rank's experts from the `values` `[T, …]` of this rank's tokens.
+    pub fn rows_of_values(&self, values: &Tensor, choices: &Dispatched, context: &Context) -> Result<Tensor> {
+        let all = self.gather(values, context)?;
+        Ok(plain(gather_to(&all, &choices.slots, None, Output::Plain)?))
     }
 
     /// Returns the choices of all ranks, from the choices of this rank's tokens.

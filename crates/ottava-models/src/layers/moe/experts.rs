@@ -1,15 +1,17 @@
 //! The experts of a mixture: MLPs. Each MLP computes the rows of the tokens that have chosen it.
 
+use super::adapter::Rows;
 use super::dispatch::{Dispatch, Dispatched, Tokens};
-use super::linear::{GroupedLinear, GroupedLinearConfig};
+use super::linear::{Adapted, GroupedLinear, GroupedLinearConfig};
 use crate::layers::cast::{CastInput, SavedOperand, copies_without_transpose, plain};
-use crate::layers::{ExpertStacks, Names};
+use crate::layers::{EXPERT_PARAMETERS, ExpertStacks, Names};
 use ottava_common::error::Result;
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
 use ottava_recipe::layer_ranks::Arriving;
+use ottava_recipe::lora::ExpertParameter;
 use ottava_recipe::operand::{View, Views};
-use ottava_recipe::param::{Builder, Param};
+use ottava_recipe::param::{Builder, Param, StackOrder};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
     Activation, Output, SavedActivation, activation_backward_to, activation_compressing, activation_dots,
@@ -48,6 +50,32 @@ pub struct ExpertsLayout<'a> {
     pub states: [String; 2],
     /// The standard deviation of initial weights.
     pub std: f32,
+    /// How the experts have adapters. `None` if they cannot have adapters.
+    pub adapters: Option<ExpertAdapters<'a>>,
+}
+
+/// How experts have adapters in PEFT.
+#[derive(Clone, Copy)]
+pub struct ExpertAdapters<'a> {
+    /// The name of the module of all experts, such as `model.layers.0.mlp.experts`.
+    pub module: &'a str,
+    /// The order of the elements of the parameters in the memory of transformers.
+    pub order: StackOrder,
+    /// Whether PEFT translates names of linears of experts.
+    pub by_name: bool,
+}
+
+impl ExpertAdapters<'_> {
+    /// Returns the parameters of transformers with the matrices of the two linears. PEFT adapts the first one before the second one.
+    fn parameters(&self, build: &Builder, names: &'static Names, experts: usize, gated: bool) -> Result<[Adapted; 2]> {
+        let ExpertAdapters { module, order, by_name } = *self;
+        let [with_gate, without_gate, second] = EXPERT_PARAMETERS;
+        let first = if gated { with_gate } else { without_gate };
+        let of = |name: &str, linears| ExpertParameter { name: format!("{module}.{name}"), linears, experts, by_name };
+        let [first, second] = [of(first, names.gate_up), of(second, std::slice::from_ref(&names.down))];
+        let is_inner = build.lora.map_or(Ok(None), |lora| lora.of_experts(&second))?.is_some();
+        Ok([Adapted { parameter: first, order, is_inner }, Adapted { parameter: second, order, is_inner: false }])
+    }
 }
 
 /// The values that forward of [`Experts`] saves.
@@ -62,7 +90,9 @@ impl Experts {
     /// Creates experts with weights from the builder.
     pub fn new(build: &mut Builder, layout: ExpertsLayout) -> Result<Experts> {
         let ExpertsLayout { counts, own, channels, hidden, activation, prefix, biases: bias, .. } = layout;
-        let ExpertsLayout { stacks, names, states, std, .. } = layout;
+        let ExpertsLayout { stacks, names, states, std, adapters, .. } = layout;
+        let adapted = adapters.map(|it| it.parameters(build, names, counts.count, activation.inputs() == 2));
+        let [of_gate_up, of_down] = adapted.transpose()?.map_or([None, None], |it| it.map(Some));
         let of_each = |names: &[&str], rows: usize| -> Vec<(String, usize)> {
             let of =
                 |e: usize| names.iter().map(move |name| (format!("{}.{name}", prefix(e)), rows)).collect::<Vec<_>>();
@@ -78,6 +108,7 @@ impl Experts {
             inputs: channels,
             bias,
             std,
+            adapted: of_gate_up,
         };
         let gate_up = GroupedLinear::new(build, config)?;
         let parts = of_each(&[names.down], channels);
@@ -90,6 +121,7 @@ impl Experts {
             inputs: hidden,
             bias,
             std,
+            adapted: of_down,
         };
         Ok(Experts { activation, gate_up, down: GroupedLinear::new(build, config)? })
     }
@@ -109,7 +141,9 @@ impl Experts {
         context: &mut Context,
     ) -> Result<(Tensor, ExpertsSaved)> {
         let (activated, saved) = self.activated(tokens, dispatch, choices, context)?;
-        Ok((self.down.fprop(&activated, &choices.slots.groups, context)?, saved))
+        let mask = self.down.mask(dispatch, choices, context)?;
+        let rows = Rows { groups: &choices.slots.groups, mask: mask.as_ref() };
+        Ok((self.down.fprop(&activated, rows, context)?, saved))
     }
 
     /// Returns the values that [`Experts::forward`] saves, without computing its output.
@@ -135,8 +169,10 @@ impl Experts {
         let copies = self.gate_up.input_copies(context.operand_copies());
         let CastInput { rows, saved: input } =
             dispatch.rows_of_tokens(tokens, choices, self.gate_up.input(), copies, context)?;
-        let hidden = self.gate_up.fprop(&rows, &slots.groups, context)?;
-        drop(rows);
+        let mask = self.gate_up.mask(dispatch, choices, context)?;
+        let of_experts = Rows { groups: &slots.groups, mask: mask.as_ref() };
+        let hidden = self.gate_up.fprop(&rows, of_experts, context)?;
+        drop((rows, mask));
         let operand = self.down.input();
         // The backward kernel of the activation writes the transposed codes, so forward does not.
         let copies = self.down.input_copies(copies_without_transpose(context, &operand));
@@ -171,17 +207,19 @@ impl Experts {
         let slots = &choices.slots;
         let (how, groups, weights) = (self.activation, &slots.groups, dispatch.output_weights(choices));
         // Gathering the tokens for wgrad overlaps with the products before wgrad.
-        let (reader, is_trained) = (self.gate_up.input(), self.gate_up.weight().is_trained());
+        let (reader, reads_input) = (self.gate_up.input(), self.gate_up.reads_input());
         let input = match input.into_columns() {
             Ok(columns) => Ok(columns),
-            Err(frozen) => Err(is_trained.then(|| dispatch.send_again(x, reader, frozen, context)).transpose()?),
+            Err(frozen) => Err(reads_input.then(|| dispatch.send_again(x, reader, frozen, context)).transpose()?),
         };
         let dy = dy.wait()?;
         // The output gradient is multiplied by the weights of outputs here, so all later gradients have these weights as a factor.
         let (Views { rows, columns: dz }, of_bias) =
             self.down.produce_gradient_and_dots(groups, context, |output| gather_to(&dy, slots, weights, output))?;
         drop(dy);
-        let dactivated = self.down.dgrad(&rows, groups, context)?;
+        let mask = self.down.mask(dispatch, choices, context)?;
+        let of_down = Rows { groups, mask: mask.as_ref() };
+        let dactivated = self.down.dgrad(&rows, of_down, context)?;
         drop(rows);
         let mut dots = activation_dots(how, groups.rows(&dactivated), &hidden)?;
         if let Some(of_bias) = of_bias {
@@ -212,20 +250,27 @@ impl Experts {
                 operand.recast_columns(plain(operand.of_groups(activated, groups)?), &frozen, context)
             })
         };
-        self.down.wgrad(&dz, recast, groups, context)?;
-        drop((dz, hidden));
+        self.down.wgrad(&dz, recast, of_down, context)?;
+        drop((dz, hidden, mask));
         let Views { rows, columns: dhidden } = dhidden;
-        let dgathered = self.gate_up.dgrad(&rows, groups, context)?;
+        let mask = self.gate_up.mask(dispatch, choices, context)?;
+        let of_gate_up = Rows { groups, mask: mask.as_ref() };
+        let dgathered = self.gate_up.dgrad(&rows, of_gate_up, context)?;
         drop(rows);
         let gather = |context: &mut Context| match input {
             Ok(columns) => Ok(columns),
             Err(tokens) => {
-                let tokens = tokens.expect("wgrad of a trained weight alone reads tokens");
+                let tokens = tokens.expect("only wgrad of a weight or an adapter reads tokens");
                 dispatch.columns_of_tokens(tokens, choices, reader, context)
             }
         };
-        self.gate_up.wgrad(&dhidden, gather, groups, context)?;
+        self.gate_up.wgrad(&dhidden, gather, of_gate_up, context)?;
         Ok((dgathered, dots))
+    }
+
+    /// Returns the linears mutably.
+    pub fn linears_mut(&mut self) -> impl Iterator<Item = &mut GroupedLinear> {
+        [&mut self.gate_up, &mut self.down].into_iter()
     }
 
     /// Returns the parameters of both linears.

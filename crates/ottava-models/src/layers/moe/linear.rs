@@ -1,9 +1,12 @@
 //! The linear of experts. The matrices of all experts are stacked in one weight, and each matrix multiplies the rows of its expert.
 
+use super::adapter::{GroupedAdapter, GroupedAdapterConfig, Rows};
+use super::dispatch::{Dispatch, Dispatched};
 use crate::layers::cast::{OperandCast, copies_of, plain};
 use crate::layers::linear::amax_group;
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
+use ottava_recipe::lora::{ExpertParameter, Lora};
 use ottava_recipe::operand::{FrozenScale, View, Views};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Shard, Split, StackOrder, Stacked};
 use ottava_recipe::scaling::{AmaxGroup, Casts, Quantity, Slot};
@@ -15,10 +18,12 @@ use ottava_tensor::ops::{
 use ottava_tensor::{QuantizedTensor, Tensor};
 use std::ops::Range;
 
-/// `y = x · W[e]ᵀ + b[e]`; `dx = dy · W[e]`; `dW[e] += dyᵀ · x`, over the rows of each expert `e`. Most models have no bias `b`.
+/// `y = x · W[e]ᵀ + b[e]`; `dx = dy · W[e]`; `dW[e] += dyᵀ · x`, over the rows of each expert `e`. Most models have no bias `b`. An adapter adds to `y`
+/// and `dx`.
 pub struct GroupedLinear {
     weight: Param,       /* [E · N, K] */
     bias: Option<Param>, /* [E · N] */
+    adapter: Option<GroupedAdapter>,
     products: Products,
     input: OperandCast,
     gradient: OperandCast,
@@ -42,12 +47,24 @@ pub struct GroupedLinearConfig<'a> {
     pub bias: bool,
     /// The standard deviation of initial weights.
     pub std: f32,
+    /// The parameter of transformers whose adapter the linear may have. `None` if the linear has no adapter.
+    pub adapted: Option<Adapted>,
+}
+
+/// The parameter of transformers that has the matrices of a [`GroupedLinear`].
+pub struct Adapted {
+    /// The parameter.
+    pub parameter: ExpertParameter,
+    /// The order of its elements in the memory of transformers.
+    pub order: StackOrder,
+    /// Whether PEFT adapts another parameter of the same experts after this one.
+    pub is_inner: bool,
 }
 
 impl GroupedLinear {
     /// Creates a linear with weights from the builder.
     pub fn new(build: &mut Builder, config: GroupedLinearConfig) -> Result<GroupedLinear> {
-        let GroupedLinearConfig { name, experts, own, parts, stack, inputs, bias, std } = config;
+        let GroupedLinearConfig { name, experts, own, parts, stack, inputs, bias, std, adapted } = config;
         let is_divided = own.len() < experts.count;
         let (split, group) = match is_divided {
             true => (Split::Expert, AmaxGroup::EXPERTS),
@@ -79,6 +96,18 @@ impl GroupedLinear {
         let bias = of_bias.map(|shards| Param::new(build, shards, Init::Zeros)).transpose()?;
         let bias = bias.map(|bias| within(bias, "bias"));
         let outputs = weight.weights.shape()[0] / own.len();
+        let adapter = match &adapted {
+            Some(Adapted { parameter, order, is_inner }) => {
+                build.description.experts.push(parameter.clone());
+                let sizes = [outputs, inputs];
+                let (order, is_inner) = (*order, *is_inner);
+                GroupedAdapter::new(
+                    build,
+                    GroupedAdapterConfig { parameter, order, is_inner, experts, own: own.clone(), sizes },
+                )?
+            }
+            None => None,
+        };
         let site = LinearSite {
             name: name.to_string(),
             parts: parts.into_iter().map(|(name, _)| name).collect(),
@@ -90,8 +119,12 @@ impl GroupedLinear {
             experts: Some(experts),
         };
         let mut decision = build.recipe.decide(&site)?;
-        if !weight.is_trained() {
-            decision.frozen();
+        // A model whose adapters are loaded later has no adapter yet.
+        let has_adapter = adapter.is_some() || adapted.is_some() && build.lora == Some(&Lora::of_no_linear());
+        match weight.is_trained() {
+            true => {}
+            false if has_adapter => decision.beside_adapters(),
+            false => decision.frozen(),
         }
         let (mut input, mut gradient, mut products) = (OperandCast::NONE, OperandCast::NONE, Products::HIGH);
         if let Some((casts, how)) = decision.fp8 {
@@ -107,9 +140,28 @@ impl GroupedLinear {
             let slot = build.slots.add(format!("{name}.grad_output"), casts.grad_output, group, Some(of_input));
             // The gradient of a bias sums unquantized values.
             gradient = OperandCast::new(slot, [dgrad, wgrad], bias.is_some());
+            if has_adapter {
+                (input, gradient) = (input.for_adapter(), gradient.for_adapter());
+            }
         }
         build.description.linears.push((site, decision));
-        Ok(GroupedLinear { weight, bias, products, input, gradient })
+        Ok(GroupedLinear { weight, bias, adapter, products, input, gradient })
+    }
+
+    /// Returns the adapter, if the linear has one.
+    pub fn adapter_mut(&mut self) -> &mut Option<GroupedAdapter> {
+        &mut self.adapter
+    }
+
+    /// Returns the factors of the inputs of the adapter ([`GroupedAdapter::mask`]).
+    pub fn mask(&self, dispatch: &Dispatch, choices: &Dispatched, context: &Context) -> Result<Option<Tensor>> {
+        let mask = self.adapter.as_ref().map(|adapter| adapter.mask(dispatch, choices, context));
+        Ok(mask.transpose()?.flatten())
+    }
+
+    /// Returns whether backward reads the input: for the gradient of the weight, or of the adapter.
+    pub fn reads_input(&self) -> bool {
+        self.weight.is_trained() || self.adapter.is_some()
     }
 
     /// Returns the cast of the input.
@@ -122,17 +174,25 @@ impl GroupedLinear {
         self.gradient
     }
 
-    /// Returns the copies of an input that forward writes. Only a trained weight has a wgrad, so only then a copy for backward is written.
+    /// Returns the copies of an input that forward writes. Only a trained weight and an adapter have a wgrad, so only then a copy for backward is written.
     pub fn input_copies(&self, copies: CodeCopies) -> CodeCopies {
-        if self.weight.is_trained() { copies } else { CodeCopies::Rows }
+        if self.reads_input() { copies } else { CodeCopies::Rows }
     }
 
     fn products(&self, casts: &Casts) -> Products {
         if self.gradient.is_cast(casts) { self.products } else { Products::HIGH }
     }
 
-    /// Returns `x · W[e]ᵀ + b[e]` of an input cast by [`GroupedLinear::input`].
-    pub fn fprop(&self, x: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
+    /// Returns `x · W[e]ᵀ + b[e]` of an input cast by [`GroupedLinear::input`], plus the product of the adapter.
+    pub fn fprop(&self, x: &View, rows: Rows, context: &mut Context) -> Result<Tensor> {
+        let y = self.fprop_of_weight(x, rows.groups, context)?;
+        match self.adapter.as_ref().filter(|_| context.mode().adapts()) {
+            Some(adapter) => adapter.add_to(&y, x.value()?, rows, context),
+            None => Ok(y),
+        }
+    }
+
+    fn fprop_of_weight(&self, x: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
         let (Context { casts, loan, .. }, dtype) = (context, self.weight.weights.dtype());
         let mut y = match self.products(casts).fprop {
             ProductPrecision::Fp8(how) => {
@@ -212,8 +272,16 @@ impl GroupedLinear {
         Ok((self.cast_gradient(&dy, groups, context)?, Some(dots)))
     }
 
-    /// Returns `dy · W[e]`.
-    pub fn dgrad(&self, dy: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
+    /// Returns `dy · W[e]`, plus the product of the adapter.
+    pub fn dgrad(&self, dy: &View, rows: Rows, context: &mut Context) -> Result<Tensor> {
+        let dx = self.dgrad_of_weight(dy, rows.groups, context)?;
+        match &self.adapter {
+            Some(adapter) => adapter.add_dgrad(&dx, dy.value()?, rows, context),
+            None => Ok(dx),
+        }
+    }
+
+    fn dgrad_of_weight(&self, dy: &View, groups: &Groups, context: &mut Context) -> Result<Tensor> {
         let (Context { casts, loan, .. }, dtype) = (context, self.weight.weights.dtype());
         Ok(match self.products(casts).dgrad {
             ProductPrecision::Fp8(how) => {
@@ -231,19 +299,26 @@ impl GroupedLinear {
         })
     }
 
-    /// Adds `dyᵀ · x` of each expert to the gradient of its matrix, if the weight is trained. Only then `x` is called.
+    /// Adds `dyᵀ · x` of each expert to the gradient of its matrix if the weight is trained, and to the gradients of the adapter. Calls `x` only if
+    /// [`GroupedLinear::reads_input`].
     pub fn wgrad(
         &mut self,
         dy: &View,
         x: impl FnOnce(&mut Context) -> Result<View>,
-        groups: &Groups,
+        rows: Rows,
         context: &mut Context,
     ) -> Result<()> {
+        if !self.reads_input() {
+            return Ok(());
+        }
+        let (precision, groups) = (self.products(&context.casts).wgrad, rows.groups);
+        let x = x(context)?;
+        if let Some(adapter) = &mut self.adapter {
+            adapter.wgrad(dy.value()?, x.value()?, rows, context)?;
+        }
         if !self.weight.is_trained() {
             return Ok(());
         }
-        let precision = self.products(&context.casts).wgrad;
-        let x = x(context)?;
         let computed = context.add_wgrad(&mut self.weight, dy, &x, Some(groups), precision.accumulation())?;
         if computed && precision != ProductPrecision::High {
             self.compare_wgrad(dy, &x, groups, &mut context.casts)?;
@@ -276,11 +351,13 @@ impl GroupedLinear {
 
     /// Returns the parameters.
     pub fn parameters(&self) -> impl Iterator<Item = &Param> {
-        std::iter::once(&self.weight).chain(&self.bias)
+        let own = std::iter::once(&self.weight).chain(&self.bias);
+        own.chain(self.adapter.iter().flat_map(GroupedAdapter::parameters))
     }
 
     /// Returns the parameters mutably.
     pub fn parameters_mut(&mut self) -> impl Iterator<Item = &mut Param> {
-        std::iter::once(&mut self.weight).chain(&mut self.bias)
+        let own = std::iter::once(&mut self.weight).chain(&mut self.bias);
+        own.chain(self.adapter.iter_mut().flat_map(GroupedAdapter::parameters_mut))
     }
 }

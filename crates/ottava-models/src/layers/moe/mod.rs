@@ -10,6 +10,7 @@
 //! `add_grouped_bias` adds the bias of each expert to its rows. A shared expert with a gate is a mixture of one expert. The `Recorder` of casts keeps
 //! the sums of choices, as it keeps statistics.
 
+mod adapter;
 mod dispatch;
 mod experts;
 mod input;
@@ -21,22 +22,25 @@ mod scales;
 
 use super::cast::{CastInput, OperandCast, SavedOperand};
 use super::sublayer::{BranchOperand, Sublayer, SublayerSaved};
-use super::{ExpertStacks, Linear, Mlp, MlpSpec, Names, Stream};
+use super::{Adaptable, ExpertStacks, Mlp, MlpSpec, Names, Stream};
+pub use adapter::GroupedAdapter;
 use dispatch::{Dispatch, Dispatched, Tokens};
-use experts::{Experts, ExpertsLayout, ExpertsSaved};
+use experts::{ExpertAdapters, Experts, ExpertsLayout, ExpertsSaved};
 pub use input::ExpertInput;
 use input::{InputLayers, InputSaved};
 use latent::UpSaved;
+pub use linear::GroupedLinear;
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
 use ottava_recipe::layer_ranks::Arriving;
+use ottava_recipe::lora::RouterParameter;
 use ottava_recipe::operand::{ResidualGradient, View};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Param, StackOrder};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{Activation, RouterScores, Routing, SavedActivation};
-pub use router::RouterLossFactors;
-use router::{Routed, Router, RouterConfig};
+use router::{Routed, RouterConfig};
+pub use router::{Router, RouterLossFactors};
 pub use scales::RouterScales;
 
 /// A mixture of experts.
@@ -56,6 +60,10 @@ pub struct ExpertsSpec {
     pub biases: bool,
     /// The tensors in which a folder stacks the matrices of all experts of a layer. `None` if a folder has tensors of each expert.
     pub stacks: Option<ExpertStacks>,
+    /// The order of the elements of stacked matrices in the memory of transformers, by which PEFT stores adapters of experts.
+    pub adapter_order: StackOrder,
+    /// Whether PEFT translates names of linears of experts, and the name of the router, to names of parameters.
+    pub adapters_by_name: bool,
     /// Whether the weight of a choice multiplies the input of the expert instead of its output.
     pub weighs_inputs: bool,
     /// The vector that the router adds to scores for the choice. `None` without such a vector.
@@ -84,6 +92,8 @@ impl ExpertsSpec {
             router,
             biases: false,
             stacks: None,
+            adapter_order: StackOrder::OutputsFirst,
+            adapters_by_name: false,
             weighs_inputs: false,
             bias: None,
             shared: None,
@@ -191,7 +201,8 @@ impl MixtureOfExperts {
     pub fn new(build: &mut Builder, name: &str, spec: ExpertsSpec, stream: &Stream) -> Result<MixtureOfExperts> {
         let Stream { channels, names, std, .. } = *stream;
         let ExpertsSpec { count, hidden, activation, routing, router, biases, stacks, bias, shared, .. } = spec;
-        let ExpertsSpec { losses, input, scales, is_in_block, .. } = spec;
+        let ExpertsSpec { losses, input, scales, is_in_block, adapter_order: order, adapters_by_name: by_name, .. } =
+            spec;
         if let Some(problem) = routing.problem(count) {
             return Err(Error::Model(format!("{name}: {problem}")));
         }
@@ -208,9 +219,14 @@ impl MixtureOfExperts {
             names,
             states,
             std,
+            adapters: None,
         };
+        // PEFT translates the name `gate` alone.
+        let adapted =
+            RouterParameter { name: format!("{name}.{router}"), by_name: by_name && router.starts_with("gate") };
         let config = RouterConfig {
-            name: &format!("{name}.{router}"),
+            name: &adapted.name,
+            adapted: Some(&adapted),
             experts: count,
             channels,
             logit_bias: biases,
@@ -225,11 +241,13 @@ impl MixtureOfExperts {
         };
         let router = Router::new(build, config)?;
         let (prefix, all) = (|e: usize| format!("{name}.experts.{e}"), format!("{name}.experts"));
+        let adapters = ExpertAdapters { module: &all, order, by_name };
         let dispatch = Dispatch::new(build, &all, count)?.weighing_inputs(spec.weighs_inputs);
         let counts = ExpertCounts { count, chosen: routing.chosen };
         let of_routed = ExpertsLayout {
             channels: input.width(channels),
-            ..layout(&dispatch, counts, hidden, &prefix, states(all))
+            adapters: Some(adapters),
+            ..layout(&dispatch, counts, hidden, &prefix, states(all.clone()))
         };
         let block = if is_in_block { name } else { name.rsplit_once('.').map_or(name, |(block, _)| block) };
         let input = InputLayers::new(build, [name, block], input, stream)?;
@@ -248,6 +266,7 @@ impl MixtureOfExperts {
                         Routing { chosen: 1, scores: RouterScores::Sigmoid, normalise: None, scale: 1.0, groups: None };
                     let config = RouterConfig {
                         name: &format!("{name}.{gate}"),
+                        adapted: None,
                         experts: 1,
                         channels,
                         logit_bias: false,
@@ -436,8 +455,12 @@ impl Sublayer for MixtureOfExperts {
         self.shared.iter_mut().for_each(|shared| shared.parameters_mut(visit));
     }
 
-    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Linear)) {
-        self.mixtures.iter_mut().flat_map(|mixture| mixture.input.linears_mut()).for_each(&mut *visit);
+    fn linears_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut dyn Adaptable)) {
+        for Mixture { router, experts, input, .. } in &mut self.mixtures {
+            visit(router);
+            experts.linears_mut().for_each(|linear| visit(linear));
+            input.linears_mut().for_each(|linear| visit(linear));
+        }
         self.shared.iter_mut().for_each(|shared| shared.linears_mut(visit));
     }
 }

@@ -1,12 +1,13 @@
 //! The router of a mixture: it computes logits of experts in the precision of sums, and chooses experts from the logits.
 
 use super::scales::{RouterScales, Scaled, Scales};
-use crate::layers::NormConfig;
+use crate::layers::{Adapter, LinearConfig, NormConfig};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::ExpertCounts;
 use ottava_recipe::context::Context;
+use ottava_recipe::lora::RouterParameter;
 use ottava_recipe::operand::View;
-use ottava_recipe::param::{Builder, FolderTensor, Init, Param, Split};
+use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_recipe::scaling::RouterSite;
 use ottava_tensor::Tensor;
 use ottava_tensor::comm::Axis;
@@ -44,12 +45,15 @@ pub struct RouterConfig<'a> {
     pub std: f32,
     /// The name of the mixture, and the scales and the norm of the router, if it has scales.
     pub scales: Option<(&'a str, RouterScales, NormConfig)>,
+    /// The router as a target of adapters. `None` if it cannot have an adapter.
+    pub adapted: Option<&'a RouterParameter>,
 }
 
 /// `logits = x · Wᵀ + b`, and the choice of experts from these logits. The logits are computed in F32, and `x` and `W` are never cast to FP8. Most
-/// models have no `b`.
+/// models have no `b`. An adapter adds to the logits.
 pub struct Router {
     weight: Param, /* [E, C] */
+    adapter: Option<Adapter>,
     /// The bias that is added to logits, `[E]`.
     logit_bias: Option<Param>,
     /// The vector that is added to scores for the choice, `[E]`. It has no gradient.
@@ -88,12 +92,13 @@ impl Routed {
 impl Router {
     /// Creates a router with weights from the builder.
     pub fn new(build: &mut Builder, config: RouterConfig) -> Result<Router> {
-        let RouterConfig { name, experts, channels, logit_bias, bias, routing, losses, std, scales } = config;
+        let RouterConfig { name, experts, channels, logit_bias, bias, routing, losses, std, scales, adapted } = config;
         let shards = |build: &Builder, tensor: String, shape| -> Result<_> {
             Ok(vec![build.shard(FolderTensor::new(tensor, shape), Split::None)?])
         };
         let of_weight = shards(build, format!("{name}.weight"), vec![experts, channels])?;
         let weight = Param::new(build, of_weight, Init::Normal(std))?;
+        let adapter = adapted.map(|adapted| Router::adapter(build, adapted, [experts, channels], std)).transpose()?;
         let of_logits = logit_bias.then(|| shards(build, format!("{name}.bias"), vec![experts])).transpose()?;
         let logit_bias = of_logits.map(|shards| Param::new(build, shards, Init::Normal(std))).transpose()?;
         let of_choice = bias.map(|bias| Ok::<_, Error>(vec![build.shard(bias, Split::None)?])).transpose()?;
@@ -107,7 +112,39 @@ impl Router {
         let site = || RouterSite { name: name.to_string(), experts: counts, real: real_type(build.recipe.compute) };
         let number = (experts > 1).then(site).map(|site| build.slots.add_router(site));
         let scales = scales.map(|scales| Scales::new(build, scales, [experts, channels])).transpose()?;
-        Ok(Router { weight, logit_bias, bias, experts, routing, losses, scales, number })
+        let adapter = adapter.flatten();
+        Ok(Router { weight, adapter, logit_bias, bias, experts, routing, losses, scales, number })
+    }
+
+    /// Creates the adapter of the router, if the router is a target.
+    fn adapter(
+        build: &mut Builder,
+        adapted: &RouterParameter,
+        [experts, channels]: [usize; 2],
+        std: f32,
+    ) -> Result<Option<Adapter>> {
+        build.description.routers.push(adapted.clone());
+        let Some(lora) = build.lora.filter(|lora| lora.has_router(adapted)) else { return Ok(None) };
+        lora.expect_without_magnitudes(&format!("{}.weight", adapted.name))?;
+        let config = LinearConfig {
+            name: &adapted.name,
+            parts: &[(adapted.name.clone(), experts)],
+            fused: &[],
+            replicas: &[],
+            inputs: channels,
+            bias: false,
+            std,
+            layout: FolderLayout::Same,
+            split: Split::None,
+            shared_input: None,
+            uncast: None,
+        };
+        Adapter::new(build, &config)
+    }
+
+    /// Returns the adapter, if the router has one.
+    pub fn adapter_mut(&mut self) -> &mut Option<Adapter> {
+        &mut self.adapter
     }
 
     /// Routes the tokens of `x` `[T, C]`.
@@ -116,6 +153,9 @@ impl Router {
         let read = self.scales.as_ref().map(|scales| scales.read(x, context)).transpose()?;
         let (of_router, w) = (read.as_ref().map_or(x, |(normed, _)| normed), Operand::plain(&weight));
         let mut logits = gemm_nt(Operand::plain(of_router), w, real_type(weight.dtype()), Accumulation::Exact)?;
+        if let Some(adapter) = self.adapter.as_ref().filter(|_| context.mode().adapts()) {
+            logits = adapter.forward(of_router, Some(&logits), context)?;
+        }
         if let Some(scales) = &self.scales {
             logits = scales.scale_logits(&logits)?;
         }
@@ -176,6 +216,10 @@ impl Router {
             Some(other) => gemm_nt_plus(dy, w, other, Accumulation::Exact)?,
             None => gemm_nt(dy, w, x.dtype(), Accumulation::Exact)?,
         };
+        if let Some(adapter) = &mut self.adapter {
+            dx = adapter.dgrad(&dlogits, Some(&dx), context)?;
+            adapter.wgrad(&dlogits, &read, context)?;
+        }
         if let Some(bias) = self.bias.as_mut().filter(|bias| bias.is_trained()) {
             // Choices have no gradient. A gradient of zeros makes the update leave the bias unchanged.
             bias.gradient.sum_mut()?;
@@ -204,12 +248,14 @@ impl Router {
     /// Calls `visit` for each parameter, always in the same order.
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         std::iter::once(&self.weight).chain(&self.logit_bias).chain(&self.bias).for_each(&mut *visit);
+        self.adapter.iter().for_each(|adapter| adapter.parameters(visit));
         self.scales.iter().for_each(|scales| scales.parameters(visit));
     }
 
     /// Calls `visit` for each parameter mutably, in the order of [`Router::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         std::iter::once(&mut self.weight).chain(&mut self.logit_bias).chain(&mut self.bias).for_each(&mut *visit);
+        self.adapter.iter_mut().for_each(|adapter| adapter.parameters_mut(visit));
         self.scales.iter_mut().for_each(|scales| scales.parameters_mut(visit));
     }
 }

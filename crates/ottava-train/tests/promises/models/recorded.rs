@@ -99,6 +99,7 @@ pub fn in_memory(stored: Tensor, tensor: &FolderTensor) -> Tensor {
         }
         FolderLayout::Transposed => transpose(&stored).expect("a matrix"),
         FolderLayout::Rows(_) | FolderLayout::Heads(_) => stored.reshape(&tensor.shape).expect("as many"),
+        FolderLayout::ExpertAdapter(_) => unreachable!("`peft/experts.rs` reads adapters of experts from folders"),
         FolderLayout::Stacked(Stacked { expert, linear, linears, order, .. }) => {
             let (all, outputs) = (testing::values(&stored), tensor.shape[0]);
             let inputs = tensor.elements() / outputs;

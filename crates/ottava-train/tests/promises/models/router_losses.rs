@@ -108,6 +108,7 @@ fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64
         sent: SentActivations::default(),
         gathers_values: false,
         rows: [batches[0].rows, TOKENS],
+        muon: false,
     };
     let case = case.clone();
     on_ranks(mesh.ranks(), move |comm| {
@@ -135,7 +136,7 @@ fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64
                 }
             }
         }
-        let done = work.run(&mut model, &mut optimizer, 0.0, StepPrecision::Recipe).unwrap();
+        let done = work.run(&mut model, &mut *optimizer, 0.0, StepPrecision::Recipe).unwrap();
         let loads = work.partition().router_loads(&mut model).unwrap();
         ranks.finish().unwrap();
         (done.grad_norm, loads)

@@ -165,13 +165,20 @@ fn the_model_without_adapters_is_the_reference() {
         targets: Targets::AllLinear,
         ..Lora::default()
     });
-    for name in [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Current] {
+    let experts = crate::setup::config(crate::parallel::expert_ranks::routed(json!({})));
+    for (name, sizes) in [
+        (RecipeName::Fp32, tiny_llama()),
+        (RecipeName::Bf16, tiny_llama()),
+        (RecipeName::Fp8Current, tiny_llama()),
+        (RecipeName::Fp32, experts.clone()),
+        (RecipeName::Fp8Current, experts),
+    ] {
         let recipe = recipe(name, Fp8Format::Auto);
         let how = dpo(0.1);
         let batch = pairs(0, 0, 3);
         let of = |model: &mut Decoder, pass| log_probs(model, &batch.batch, pass);
-        let plain = of(&mut seeded(&tiny_llama(), &recipe), Pass::Evaluation);
-        let mut model = seeded(&DecoderConfig { lora: lora.clone(), ..tiny_llama() }, &recipe);
+        let plain = of(&mut seeded(&sizes, &recipe), Pass::Evaluation);
+        let mut model = seeded(&DecoderConfig { lora: lora.clone(), ..sizes }, &recipe);
         let adapted = of(&mut model, Pass::Evaluation);
         let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1, max_grad_norm: 1.0 };
         let mut optimizer = AdamWOptimizer::new(adamw, &model.parameters()).unwrap();

@@ -188,12 +188,12 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
             }
             load_preferences(&mut work, micro_batch, &of_rows(batch), Some(&vec![0.0; 2 * count]));
         }
-        let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
+        let done = work.run(&mut model, &mut *optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.insert(format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]);
         let metrics = work.metrics(&done.sums).named;
         seen.insert(format!("metrics of step {step}"), metrics.into_iter().map(|(_, value)| value).collect());
     }
-    work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
+    work.partition().compare_replicas(&mut model, &mut *optimizer, "at the end").unwrap();
     ranks.finish().unwrap();
     seen
 }
@@ -207,7 +207,21 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
     let (data, rows, gathers_values, sent) = (1, [8, TOKENS], false, SentActivations::Auto);
     let (context, expert, tensor) = (1, 1, 1);
-    let one = Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, rows };
+    let one = Mesh {
+        sizes,
+        recipe,
+        memory,
+        schedule,
+        context,
+        expert,
+        tensor,
+        data,
+        zero,
+        gathers_values,
+        sent,
+        rows,
+        muon: false,
+    };
     let pipeline = Schedule { kind: ScheduleKind::default(), ranks: 2, stages: 1, micro_batches: 2 };
     let expected = train_on(&one, Group::solo());
     let with = |schedule, data, zero, rows| Mesh { schedule, data, zero, rows: [rows, TOKENS], ..one.clone() };

@@ -4,7 +4,7 @@ use crate::parallel::mesh::{Mesh, MeshRank, Seen, distance, rows};
 use crate::setup::{Seeded, config, on_ranks, recipe};
 use ottava_common::Result;
 use ottava_data::Batch;
-use ottava_parallel::optim::{Optimizer, optimizer_tensors};
+use ottava_parallel::optim::optimizer_tensors;
 use ottava_parallel::{LayerAxes, Ranks, Schedule, SentActivations, Zero};
 use ottava_recipe::layer_ranks::{AmaxRanks, Arriving, LayerRanks, ShardPlace};
 use ottava_recipe::lora::{Lora, Targets};
@@ -175,6 +175,7 @@ impl Setup {
             gathers_values: false,
             sent: SentActivations::Auto,
             rows: [ROWS, TOKENS],
+            muon: false,
         };
         Setup { mesh, fault: None, documents: false, equal_logits: false }
     }
@@ -291,7 +292,7 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
     for step in 0..STEPS {
         own.load(|number| micro_batch(setup, &format!("step {step}"), number));
         let MeshRank { model, optimizer, work, .. } = &mut own;
-        let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+        let done = work.run(model, &mut **optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         numbers.extend([done.loss, done.grad_norm]);
         if step == 0 {
             // First moments are linear in the gradients.
@@ -299,13 +300,14 @@ fn run(setup: &Setup, comm: Group) -> (Vec<f64>, Parts) {
                 model.parameters().into_iter().zip(optimizer.states()).filter(|(p, _)| !p.is_sliced())
             {
                 let kept = optimizer_tensors(&mut param.weights, states);
-                let moment = kept.into_iter().find(|kept| kept.kind == "m").map(|kept| values(kept.tensor));
-                all.extend(parts(param, "gradient", &moment.expect("AdamW has moments")));
+                let moment = kept.into_iter().find(|kept| ["m", "momentum"].contains(&kept.kind));
+                let moment = moment.map(|kept| values(kept.tensor));
+                all.extend(parts(param, "gradient", &moment.expect("optimizers have moments")));
             }
         }
     }
     let MeshRank { mut model, mut optimizer, work, .. } = own;
-    work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
+    work.partition().compare_replicas(&mut model, &mut *optimizer, "at the end").unwrap();
     let batches = (0..3).map(|number| Ok(micro_batch(setup, "evaluation", number)));
     let precision = StepPrecision::Recipe;
     let evaluation = evaluate(&mut model, batches, 100, precision, work.partition(), &mut |_| {}).unwrap();

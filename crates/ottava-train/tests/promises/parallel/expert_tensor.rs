@@ -130,7 +130,7 @@ fn routers_count_the_tokens_and_rows_of_all_ranks() {
             let mut own = mesh.run(&ranks);
             own.load(|number| rows(&format!("loads {number}"), mesh.rows, 0..0, &mesh.sizes));
             let MeshRank { model, optimizer, work, .. } = &mut own;
-            work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+            work.run(model, &mut **optimizer, 1e-3, StepPrecision::Recipe).unwrap();
             let loads = work.partition().router_loads(model).unwrap();
             ranks.finish().unwrap();
             loads

@@ -3,7 +3,7 @@
 use crate::setup::{Seeded, batch};
 use ottava_data::Batch;
 use ottava_models::{Decoder, DecoderConfig, Span};
-use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
+use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer, AdjustLr, MuonOptimizer, Optimizer};
 use ottava_parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Schedule, SentActivations, Zero, divide};
 use ottava_recipe::Recipe;
 use ottava_recipe::layer_ranks::LayerRanks;
@@ -38,13 +38,15 @@ pub struct Mesh {
     pub gathers_values: bool,
     /// The numbers of rows and of tokens per row of a micro-batch.
     pub rows: [usize; 2],
+    /// Whether Muon updates the matrices of the blocks.
+    pub muon: bool,
 }
 
 /// The run of one rank.
 pub struct MeshRank {
     pub ranks: Rc<Ranks>,
     pub model: Decoder,
-    pub optimizer: AdamWOptimizer,
+    pub optimizer: Box<dyn Optimizer>,
     pub work: TrainStep,
 }
 
@@ -87,9 +89,14 @@ impl Mesh {
         let partition =
             Partition::new(&mut model, ranks.clone(), self.zero, ReduceFormat::Stored, self.gathers_values).unwrap();
         partition.load(&mut model, weights).unwrap();
-        let optimizer = AdamWOptimizer::new(ADAMW, &model.parameters()).unwrap();
+        let params = model.parameters();
+        let optimizer: Box<dyn Optimizer> = match self.muon {
+            true => Box::new(MuonOptimizer::new(0.95, AdjustLr::MatchRmsAdamw, ADAMW, &params).unwrap()),
+            false => Box::new(AdamWOptimizer::new(ADAMW, &params).unwrap()),
+        };
         let mut work = TrainStep::shared(&model, self.schedule, rows, tokens, partition).unwrap();
-        if self.sizes.embedding.noise > 0.0 {
+        let drops = self.sizes.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0);
+        if self.sizes.embedding.noise > 0.0 || drops {
             work = work.with_draws(3).unwrap();
         }
         MeshRank { ranks: ranks.clone(), model, optimizer, work }

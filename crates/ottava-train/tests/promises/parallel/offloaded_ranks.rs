@@ -120,7 +120,7 @@ fn a_skipped_step_keeps_offloaded_codes() {
                     own.load(|row| rows(&format!("skipped {row}"), mesh.rows, 0..3, &mesh.sizes));
                     let MeshRank { model, optimizer, work, .. } = &mut own;
                     work.set_norm_limit(limit);
-                    let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+                    let done = work.run(model, &mut **optimizer, 1e-3, StepPrecision::Recipe).unwrap();
                     (done.loss, done.grad_norm, done.is_skipped)
                 })
             })

@@ -4,7 +4,7 @@ use crate::parallel::mesh::{Mesh, MeshRank, Seen, distance, rows};
 use crate::setup::{Seeded, config, on_ranks, recipe, recipes};
 use ottava_data::Batch;
 use ottava_models::{Decoder, DecoderConfig};
-use ottava_parallel::optim::{AdamWOptimizer, Optimizer, optimizer_tensors};
+use ottava_parallel::optim::{Optimizer, optimizer_tensors};
 use ottava_parallel::{Schedule, ScheduleKind, SentActivations, Zero};
 use ottava_recipe::layer_ranks::Undivided;
 use ottava_recipe::lora::{Lora, Targets};
@@ -48,6 +48,7 @@ impl Setup {
                 gathers_values: false,
                 sent: SentActivations::Auto,
                 rows,
+                muon: false,
             },
             order: None,
         }
@@ -87,22 +88,22 @@ fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
     for step in 0..STEPS {
         own.load(|number| row(&format!("step {step}"), number, &mesh.sizes));
         let MeshRank { model, optimizer, work, .. } = &mut own;
-        let done = work.run(model, optimizer, 1e-3, StepPrecision::Recipe).unwrap();
+        let done = work.run(model, &mut **optimizer, 1e-3, StepPrecision::Recipe).unwrap();
         seen.insert(format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]);
         if step == 0 {
             // First moments are linear in the gradients.
-            seen.extend(moments(model, optimizer, "after the first step"));
+            seen.extend(moments(model, &mut **optimizer, "after the first step"));
         }
     }
     let MeshRank { mut model, mut optimizer, work, .. } = own;
-    work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
+    work.partition().compare_replicas(&mut model, &mut *optimizer, "at the end").unwrap();
     let batches = (0..5).map(|number| Ok(row("evaluation", number, &mesh.sizes)));
     let precision = StepPrecision::Recipe;
     let evaluation = evaluate(&mut model, batches, 100, precision, work.partition(), &mut |_| {}).unwrap();
     seen.insert("evaluation".into(), vec![evaluation.loss, evaluation.tokens as f64]);
     let whole = |param: &Param| values(&work.partition().value(param).unwrap());
     seen.extend(model.parameters().iter().map(|param| (param.identity.name().to_string(), whole(param))));
-    seen.extend(moments(&mut model, &mut optimizer, "at the end"));
+    seen.extend(moments(&mut model, &mut *optimizer, "at the end"));
     for cast in work.partition().casts(&mut model).unwrap() {
         let counts = cast.counts;
         let numbers = [f64::from(cast.amax), f64::from(cast.scale.unwrap_or(0.0)), counts.elements as f64];
@@ -113,7 +114,7 @@ fn run(Setup { mesh, order }: &Setup, comm: Group) -> Seen {
 }
 
 /// Returns the states of the parameters that this rank has whole.
-fn moments(model: &mut Decoder, optimizer: &mut AdamWOptimizer, when: &str) -> Vec<(String, Vec<f64>)> {
+fn moments(model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Vec<(String, Vec<f64>)> {
     let mut seen = Vec::new();
     for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
         let (name, is_sliced) = (param.identity.name().to_string(), param.is_sliced());

@@ -2,6 +2,7 @@
 
 pub mod adapter_keys;
 pub mod dora;
+pub mod experts;
 pub mod four_bit;
 pub mod lora;
 pub mod modules;

@@ -41,6 +41,7 @@ fn mesh(recipe: &Recipe) -> Mesh {
         gathers_values,
         sent: SentActivations::Auto,
         rows: ROWS,
+        muon: false,
     }
 }
 
@@ -76,7 +77,7 @@ fn run<T: Send + 'static>(
             own.load(|number| text_rows(MICRO_BATCHES * step + number));
             seen.extend(change(step, &mut own));
             let MeshRank { model, optimizer, work, .. } = &mut own;
-            work.run(model, optimizer, 3e-3, StepPrecision::Recipe).unwrap();
+            work.run(model, &mut **optimizer, 3e-3, StepPrecision::Recipe).unwrap();
         }
         let end = MeshEnd::of(&mut own);
         ranks.finish().unwrap();
@@ -142,7 +143,7 @@ fn losses_of_both(mesh: &Mesh) -> Vec<[f64; 2]> {
             let MeshRank { model, optimizer, work, .. } = &mut own;
             let compared = work.compare(model, &batch).unwrap().losses;
             let precision = [StepPrecision::Recipe, StepPrecision::High][step % 2];
-            let done = work.run(model, optimizer, 3e-3, precision).unwrap();
+            let done = work.run(model, &mut **optimizer, 3e-3, precision).unwrap();
             losses.push([compared[step % 2], done.loss]);
         }
         ranks.finish().unwrap();
@@ -550,7 +551,8 @@ fn a_flipped_bit_of_one_ranks_weight_is_found_and_named() {
                     .set_value(Tensor::from_bytes(&Device::Cpu, value.shape(), value.dtype(), &bytes).unwrap());
             }
             let MeshRank { model, optimizer, work, .. } = &mut *own;
-            let compared = work.partition().compare_replicas(model, optimizer, &format!("before step {}", step + 1));
+            let compared =
+                work.partition().compare_replicas(model, &mut **optimizer, &format!("before step {}", step + 1));
             // Both ranks continue with the same weights.
             Some(compared.map_err(|error| error.to_string()).err())
         });
