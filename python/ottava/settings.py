@@ -77,7 +77,7 @@ class Lora(Table):
 @dataclass
 class DataRecords(Table):
     """How the records of files are read."""
-    formatting: Optional[Literal["auto", "text", "messages", "prompt_completion", "alpaca", "sharegpt", "tokens", "labeled_tokens", "preference", "unpaired_preference", "prompts"]] = None
+    formatting: Optional[Literal["auto", "text", "messages", "prompt_completion", "alpaca", "sharegpt", "tokens", "labeled_tokens", "preference", "unpaired_preference", "prompts", "classification", "embedding"]] = None
     """The fields of the records of a file."""
     text_field: Optional[str] = None
     """The field of a record that holds the text."""
@@ -301,6 +301,30 @@ class Distillation(Table):
 
 
 @dataclass
+class Classification(Table):
+    """Classification of texts."""
+    problem_type: Optional[Literal["auto", "single_label_classification", "multi_label_classification", "regression"]] = None
+    """The problem: "single_label_classification" (the cross entropy of one label), "multi_label_classification" (the binary cross entropy of each label, also for rerankers with one label) or "regression" (the squared error of numbers)."""
+    num_labels: Optional[int] = None
+    """Number of labels; 0 takes the number of label_names, or the labels of the model's folder, or 1 for a regression."""
+    label_names: Optional[list[str]] = None
+    """The names of the labels in the order of the scores, which `config.json` gets as id2label; [] takes the names of the model's folder, or LABEL_0, LABEL_1 and so on."""
+
+
+@dataclass
+class Embedding(Table):
+    """Embeddings of texts."""
+    pooling: Optional[Literal["auto", "mean", "last"]] = None
+    """How the activations after the last norm become the embedding of a text: "mean" or "last"."""
+    temperature: Optional[float] = None
+    """The temperature by which cosines are divided; sentence-transformers has its reciprocal, scale."""
+    negatives: Optional[int] = None
+    """Number of negative texts of each record that are read; further negative texts of a record are left out."""
+    gather_across_ranks: Optional[bool] = None
+    """Whether the texts of all data ranks are negatives for each anchor, as with gather_across_devices of sentence-transformers; otherwise the texts of a micro-batch on one rank."""
+
+
+@dataclass
 class Training(Table):
     """Steps and batches."""
     max_steps: Optional[int] = None
@@ -368,6 +392,19 @@ class LrScheduler(Table):
 
 
 @dataclass
+class Ema(Table):
+    """The average of the weights."""
+    decay: Optional[float] = None
+    """The share of the average that stays when the weights of a step are added, such as 0.999; 0 keeps no average."""
+    start: Optional[int] = None
+    """The first step after which weights are added."""
+    every: Optional[int] = None
+    """Steps between two additions."""
+    evaluate: Optional[bool] = None
+    """Whether evaluations also compute the metrics of the average, as eval_ema_loss and so on."""
+
+
+@dataclass
 class Evaluation(Table):
     """Evaluations, the best checkpoint, and early stopping."""
     eval_steps: Optional[Union[Literal["end"], int]] = None
@@ -377,7 +414,7 @@ class Evaluation(Table):
     load_best_model_at_end: Optional[bool] = None
     """Whether each evaluation that is better than all earlier evaluations saves a checkpoint, whatever save_steps is."""
     metric_for_best_model: Optional[str] = None
-    """The metric that decides which checkpoint is the best: eval_loss or eval_bits_per_byte, for the data set NAME eval_NAME_loss or eval_NAME_bits_per_byte, or for a task eval_TASK_METRIC."""
+    """The metric that decides which checkpoint is the best: eval_loss or eval_bits_per_byte, for the data set NAME eval_NAME_loss or eval_NAME_bits_per_byte, for a task eval_TASK_METRIC, or for a classifier eval_accuracy, eval_f1, eval_mse or eval_pearson."""
     early_stopping_patience: Optional[int] = None
     """The run ends after this many evaluations in a row without improvement; 0 turns early stopping off."""
     early_stopping_threshold: Optional[float] = None
@@ -712,9 +749,12 @@ class Run(Table):
     preference: Optional[Preference] = None
     reinforcement: Optional[Reinforcement] = None
     distillation: Optional[Distillation] = None
+    classification: Optional[Classification] = None
+    embedding: Optional[Embedding] = None
     training: Optional[Training] = None
     optimizer: Optional[Optimizer] = None
     lr_scheduler: Optional[LrScheduler] = None
+    ema: Optional[Ema] = None
     evaluation: Optional[Evaluation] = None
     checkpoint: Optional[Checkpoint] = None
     logging: Optional[Logging] = None

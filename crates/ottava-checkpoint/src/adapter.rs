@@ -4,6 +4,7 @@ use crate::safetensors::{ModelFiles, TensorInfo};
 use crate::{adapter_config, expert_adapters, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_hub::is_name;
+use ottava_models::layers::SCORE;
 use ottava_models::{Adapters, ConfigFile, Decoder, DecoderConfig, TextNames};
 use ottava_recipe::lora::{Exceptions, Lora, MAGNITUDE, PEFT_PREFIX, Targets, is_of_adapter, module_of};
 use ottava_recipe::param::{ExpertAdapter, FolderLayout, FolderTensor, Init, WeightSource};
@@ -190,12 +191,20 @@ impl AdapterFolder {
         })
     }
 
+    /// Returns the number of labels of the head of a classifier, which the folder has instead of the base model.
+    ///
+    /// Errors with [`Error::Model`] if the folder names such a head and does not have it.
+    pub fn labels(&self) -> Result<Option<usize>> {
+        let name = format!("{PEFT_PREFIX}{SCORE}.weight");
+        self.has_score.then(|| Ok(self.files.info(&name)?.shape.first().copied().unwrap_or(1))).transpose()
+    }
+
     /// Errors if the folder has matrices of weights that are neither in `weights` nor matrices of the adapters `of_experts`, or if it has the head of a
-    /// reward model.
+    /// classifier or reward model.
     pub(super) fn expect_weights(&self, weights: &[TensorInfo], of_experts: &[FolderTensor]) -> Result<()> {
         if self.has_score {
             return Err(Error::Model(format!(
-                "{}: the adapter has the head of a reward model, which is not merged; evaluate it with `ottava eval BASE --adapter FOLDER`, or load it with PEFT",
+                "{}: the adapter has the head of a classifier or a reward model, which is not merged; evaluate it with `ottava eval BASE --adapter FOLDER`, or load it with PEFT",
                 self.path.display()
             )));
         }
@@ -218,7 +227,7 @@ impl AdapterFolder {
         let path = self.path.display().to_string();
         if self.has_score {
             return Err(Error::Model(format!(
-                "{path}: the adapter has the head of a reward model, which draws no tokens; evaluate it with `ottava eval BASE --adapter {path}`"
+                "{path}: the adapter has the head of a classifier or a reward model, which draws no tokens; evaluate it with `ottava eval BASE --adapter {path}`"
             )));
         }
         let (lora, mut weights) = (self.lora.clone(), AdapterWeights::new(self));

@@ -46,6 +46,7 @@
 pub mod adapter;
 mod adapter_config;
 pub mod atomic;
+mod average;
 mod backup;
 mod best;
 mod carried;
@@ -77,6 +78,7 @@ pub use atomic::{
     CheckpointFile, CheckpointWriter, FileStart, abandon_after, delete_old, holds_checkpoints, latest_complete,
     latest_complete_until, remove_leftovers,
 };
+pub use average::average;
 pub use backup::{Backup, Uploads};
 pub use best::{Best, Better};
 pub use carried::Carried;
@@ -90,7 +92,7 @@ pub use safetensors::{ModelFiles, TensorInfo};
 pub use safetensors_write::{write_file, write_model, write_tensors};
 pub use save::{Saved, Saver};
 pub use stacks::with_experts_of;
-pub use template::FolderTemplate;
+pub use template::{FolderTemplate, POOLING_FILE};
 pub use texts::Texts;
 pub use training::Contents;
 pub use weight_files::WeightFiles;

@@ -169,13 +169,14 @@ impl FolderWeights {
     }
 
     /// Errors if the folder holds weights that the model of these `sizes` did not read. Some weights are ignored: known constants of older writers,
-    /// a second copy of a tied head, and the head of a language model if a reward model reads only its decoder.
+    /// a second copy of a tied head, and the head of the folder if a classifier with a new head reads only its decoder.
     pub fn finish(self, sizes: &DecoderConfig) -> Result<()> {
         let head = format!("{}.weight", sizes.stream.names.head);
         let expected = |name: &str| {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
-                || ((sizes.head.tied || sizes.head.score) && name == head)
+                || ((sizes.head.tied || sizes.head.labels.is_some()) && name == head)
+                || (sizes.head.labels.is_some() && name == format!("{SCORE}.weight"))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
             return Err(Error::Model(format!(
@@ -189,6 +190,9 @@ impl FolderWeights {
         if let Some(first) = scales.first() {
             let more = if scales.len() > 1 { format!(" and {} more", scales.len() - 1) } else { String::new() };
             tracing::warn!("`{first}`{more} are ignored: scales of a cache of keys and values in FP8");
+        }
+        if sizes.head.pooled {
+            return Ok(());
         }
         let table = format!("{}.weight", sizes.stream.names.embedding);
         let table = self.used.iter().find(|used| table.ends_with(used.as_str()));

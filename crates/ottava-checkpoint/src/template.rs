@@ -21,6 +21,9 @@ const MAX_COMPANION_BYTES: u64 = 256 << 20;
 /// The files of [`COMPANIONS`] that belong to the model and not to its tokenizer.
 const OF_MODEL: [&str; 3] = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"];
 
+/// The file of sentence-transformers that says how activations become an embedding.
+pub const POOLING_FILE: &str = "1_Pooling/config.json";
+
 /// The file of the chat template.
 const TEMPLATE: &str = "chat_template.jinja";
 
@@ -48,6 +51,8 @@ pub struct FolderTemplate {
     base: PathBuf,
     /// The parts of a larger model beside its text model.
     carried: Carried,
+    /// The files with which sentence-transformers loads an embedding model, by name.
+    pooling: Vec<(&'static str, Value)>,
 }
 
 impl FolderTemplate {
@@ -64,7 +69,15 @@ impl FolderTemplate {
             }
         }
         let (base, carried) = (model.to_path_buf(), WeightFiles::open_carried(model, &config)?);
-        Ok(FolderTemplate { config, companions, generation, eos_ids: eos_ids.to_vec(), base, carried })
+        Ok(FolderTemplate {
+            config,
+            companions,
+            generation,
+            eos_ids: eos_ids.to_vec(),
+            base,
+            carried,
+            pooling: Vec::new(),
+        })
     }
 
     /// Replaces the chat template of the folder by the template in the file `path`. Does nothing if `path` is empty.
@@ -87,6 +100,33 @@ impl FolderTemplate {
             generation.insert(key.to_string(), if *key == EOS { eos.clone() } else { json!(id) });
         }
         FolderTemplate { generation: Some(generation), ..self }
+    }
+
+    /// Adds the files with which sentence-transformers loads an embedding model whose embeddings of `channels` values are the mean of the activations of
+    /// all tokens, or with `last` those of the last token, divided by their norm. Longer texts are truncated to `max_length` tokens.
+    pub fn with_pooling(self, last: bool, channels: usize, max_length: usize) -> FolderTemplate {
+        let module = |idx: usize, path: &str, kind: &str| json!({"idx": idx, "name": idx.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}")});
+        let modules =
+            [module(0, "", "Transformer"), module(1, "1_Pooling", "Pooling"), module(2, "2_Normalize", "Normalize")];
+        let pooling = json!({
+            "word_embedding_dimension": channels,
+            "pooling_mode_cls_token": false,
+            "pooling_mode_mean_tokens": !last,
+            "pooling_mode_max_tokens": false,
+            "pooling_mode_mean_sqrt_len_tokens": false,
+            "pooling_mode_weightedmean_tokens": false,
+            "pooling_mode_lasttoken": last,
+            "include_prompt": true,
+        });
+        let of_all = json!({"prompts": {}, "default_prompt_name": null, "similarity_fn_name": "cosine"});
+        let of_text = json!({"max_seq_length": max_length, "do_lower_case": false});
+        let pooling = vec![
+            ("modules.json", json!(modules)),
+            (POOLING_FILE, pooling),
+            ("config_sentence_transformers.json", of_all),
+            ("sentence_bert_config.json", of_text),
+        ];
+        FolderTemplate { pooling, ..self }
     }
 
     /// Returns the parts of a larger model beside its text model.
@@ -115,8 +155,8 @@ impl FolderTemplate {
         config.shift_remove("quantization_config");
         config.insert("dtype".into(), json!(dtype.name()));
         config.insert("torch_dtype".into(), json!(dtype.name()));
-        // A reward model does not have a head that could be tied.
-        if !model.config().head.score {
+        // A classifier does not have a head that could be tied.
+        if model.config().head.labels.is_none() {
             config.insert("tie_word_embeddings".into(), json!(model.config().head.tied));
         }
         // `text_config` of a larger model is written as it was read.
@@ -132,6 +172,7 @@ impl FolderTemplate {
         let generation = self.generation.clone().unwrap_or_else(own);
         let mut files = vec![("config.json", as_json(config.into())), (GENERATION, as_json(generation.into()))];
         files.extend(companions);
+        files.extend(self.pooling.iter().map(|(name, value)| (*name, as_json(value.clone()))));
         files
     }
 }
@@ -338,8 +379,13 @@ fn adapter_config(lora: &Lora, model: &Decoder, base: &Path, carried: &Carried) 
         }
         false => lora.modules_to_save.iter().cloned().collect(),
     };
-    let task = if model.config().head.score { "SEQ_CLS" } else { "CAUSAL_LM" };
-    saved.extend(model.config().head.score.then_some(SCORE.to_string()));
+    let head = &model.config().head;
+    let task = match (head.labels, head.pooled) {
+        (Some(_), _) => "SEQ_CLS",
+        (None, true) => "FEATURE_EXTRACTION",
+        (None, false) => "CAUSAL_LM",
+    };
+    saved.extend(model.config().head.labels.map(|_| SCORE.to_string()));
     as_json(json!({
         "peft_type": "LORA",
         "task_type": task,

@@ -39,6 +39,8 @@ pub enum Content {
     Labeled(Box<Content>, bool),
     /// A prompt that the model completes, with its columns.
     Prompt(Box<PromptRecord>),
+    /// An example of a classifier or of an embedding model.
+    Example(Box<ExampleRecord>),
 }
 
 /// A prompt with the record that it was read from.
@@ -50,6 +52,34 @@ pub struct PromptRecord {
     pub kwargs: Map<String, Value>,
     /// All fields of the record as one object, with the values that were read.
     pub columns: Value,
+}
+
+/// An example of a classifier or of an embedding model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExampleRecord {
+    /// The texts that the model reads, each by itself. A classifier reads one text.
+    pub texts: Vec<ExampleText>,
+    /// What is known of the texts, such as the field `label`.
+    pub columns: Map<String, Value>,
+}
+
+/// A text that a model reads by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ExampleText {
+    /// A text or a chat.
+    pub content: Content,
+    /// The second text of a pair, such as a document beside a query.
+    pub pair: Option<String>,
+}
+
+impl ExampleRecord {
+    /// Replaces the content of each text.
+    fn map(self, change: impl Fn(Content) -> Result<Content, String>) -> Result<Content, String> {
+        let ExampleRecord { texts, columns } = self;
+        let change = |ExampleText { content, pair }| Ok(ExampleText { content: change(content)?, pair });
+        let texts = texts.into_iter().map(change).collect::<Result<_, String>>()?;
+        Ok(Content::Example(Box::new(ExampleRecord { texts, columns })))
+    }
 }
 
 impl Content {
@@ -64,6 +94,9 @@ impl Content {
             Content::Prompt(record) => {
                 let PromptRecord { prompt, kwargs, columns } = *record;
                 Content::Prompt(Box::new(PromptRecord { prompt: prompt.with_tools(tools), kwargs, columns }))
+            }
+            Content::Example(record) => {
+                record.map(|content| Ok(content.with_tools(tools))).expect("tools are set without errors")
             }
             other => other,
         }
@@ -86,6 +119,10 @@ impl Content {
                 let prompt = Content::Chat(chat.with_system(system)?);
                 Content::Prompt(Box::new(PromptRecord { prompt, kwargs, columns }))
             }
+            Content::Example(record) => record.map(|content| match content {
+                Content::Chat(chat) => Ok(Content::Chat(chat.with_system(system)?)),
+                _ => Err(SYSTEM_BESIDE_TEXT.into()),
+            })?,
             Content::Completion { .. } => return Err(SYSTEM_BESIDE_TEXT.into()),
             other @ (Content::Text(_) | Content::Tokens { .. }) => other,
         })

@@ -30,6 +30,10 @@ const MAX_FILE_BYTES: u64 = 256 << 20;
 pub(super) struct Edges {
     /// The tokens before a document: the beginning of text, or no token.
     pub(super) start: Vec<u32>,
+    /// The tokens between the texts of a pair.
+    pub(super) between: Vec<u32>,
+    /// The tokens after a text that is not predicted, such as the text of a classifier.
+    pub(super) after: Vec<u32>,
     /// The token that ends a document.
     pub(super) end: Option<u32>,
     /// All tokens that end a generated text. The first one is `end`.
@@ -98,14 +102,15 @@ impl Edges {
                 true
             }
         });
-        let start = start(folder, tokenizer)?;
+        let (start, after) = (start(folder, tokenizer)?, after(folder, tokenizer)?);
+        let between = added_between(tokenizer, start.is_empty());
         let named = |key| named_token(folder, tokenizer, key);
         let prefix = named("bos_token")?.or_else(|| start.first().copied());
         let prefix = match prefix {
             None => named("eos_token")?.or(end),
             prefix => prefix,
         };
-        Ok(Edges { start, end, stops, padding: named("pad_token")?, prefix })
+        Ok(Edges { start, between, after, end, stops, padding: named("pad_token")?, prefix })
     }
 }
 
@@ -135,13 +140,47 @@ fn start(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
     }
 }
 
+/// Returns the tokens after a text that is not predicted: `eos_token` if `add_eos_token` of `tokenizer_config.json` is true, none if it is false, and
+/// else the tokens that the post-processor adds.
+fn after(folder: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>> {
+    let stated = read_json(&folder.join("tokenizer_config.json"))?.get("add_eos_token").and_then(Value::as_bool);
+    Ok(match stated {
+        Some(false) => Vec::new(),
+        Some(true) => named_token(folder, tokenizer, "eos_token")?.into_iter().collect(),
+        None => added(tokenizer).1,
+    })
+}
+
 /// Returns the tokens that the post-processor adds before a text.
 fn added_before(tokenizer: &Tokenizer) -> Vec<u32> {
+    added(tokenizer).0
+}
+
+/// Returns the tokens that the post-processor adds before and after a text.
+fn added(tokenizer: &Tokenizer) -> (Vec<u32>, Vec<u32>) {
     let ids = |special| catch_panics(|| tokenizer.encode_fast("a", special));
-    let (Ok(plain), Ok(whole)) = (ids(false), ids(true)) else { return Vec::new() };
+    let (Ok(plain), Ok(whole)) = (ids(false), ids(true)) else { return Default::default() };
     let (plain, whole) = (plain.get_ids(), whole.get_ids());
-    let at = whole.windows(plain.len().max(1)).position(|window| window == plain);
-    whole[..at.unwrap_or(0)].to_vec()
+    match whole.windows(plain.len().max(1)).position(|window| window == plain) {
+        Some(at) => (whole[..at].to_vec(), whole[at + plain.len()..].to_vec()),
+        None => Default::default(),
+    }
+}
+
+/// Returns the tokens that the post-processor adds between the texts of a pair. If `starts_plain`, no token begins a text, whatever the
+/// post-processor adds before it, and none of the tokens before a text is between texts either.
+fn added_between(tokenizer: &Tokenizer, starts_plain: bool) -> Vec<u32> {
+    let (before, after) = added(tokenizer);
+    let ids = |special| catch_panics(|| tokenizer.encode_fast(("a", "a"), special));
+    let (Ok(plain), Ok(whole)) = (ids(false), ids(true)) else { return Vec::new() };
+    let (text, whole) = (&plain.get_ids()[..plain.get_ids().len() / 2], whole.get_ids());
+    let count = whole.len().checked_sub(before.len() + after.len() + 2 * text.len());
+    let start = before.len() + text.len();
+    let between = count.map_or(&[][..], |count| &whole[start..start + count]);
+    match starts_plain {
+        true => between.iter().copied().filter(|id| !before.contains(id)).collect(),
+        false => between.to_vec(),
+    }
 }
 
 /// Reads the object in a JSON file. A file that does not exist is an empty object.

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::chat::{Chat, ChatTemplate, PromptForm, Rendered, check_kwargs, is_empty_answer};
 use crate::columns::MAX_COLUMN_BYTES;
-use crate::content::{Content, PromptRecord};
+use crate::content::{Content, ExampleRecord, ExampleText, PromptRecord};
+use crate::example_records::LENGTHS;
 use crate::fields::size;
 use crate::messages::{is_of_messages, unknown_fields};
 use crate::records::Formatting;
@@ -46,7 +47,7 @@ pub(super) struct Encoded {
     pub(super) label: Option<bool>,
     /// The margin of a pair, stored with the chosen completion.
     pub(super) margin: f32,
-    /// The JSON of a prompt's columns.
+    /// The JSON of the columns of a prompt or an example.
     pub(super) columns: Option<String>,
 }
 
@@ -69,7 +70,7 @@ impl<'a> Encoder<'a> {
         formattings: &[Formatting],
     ) -> Result<Encoder<'a>> {
         let prompts = formattings.iter().any(|formatting| formatting.has_prompts());
-        let learns = formattings.iter().any(|formatting| formatting.kind() != RecordKind::Prompts);
+        let learns = formattings.iter().any(|formatting| !formatting.kind().has_columns());
         let template = match prompts {
             true => ChatTemplate::of_options(tokenizer, options)?,
             false => kwargs(&options.chat_template_kwargs).map(|_| None)?,
@@ -82,7 +83,9 @@ impl<'a> Encoder<'a> {
                 template.path().display()
             );
         }
-        let loss_mask = prompts && !options.train_on_inputs;
+        // No token of an example is predicted, so no mask is stored.
+        let examples = formattings.iter().any(|formatting| formatting.kind() == RecordKind::Examples);
+        let loss_mask = prompts && !examples && !options.train_on_inputs;
         let (train_on_inputs, train_on_eos) = (options.train_on_inputs, options.train_on_eos);
         let (roles_to_train, ignored_fields) = (options.roles_to_train.clone(), options.ignored_fields.clone());
         Ok(Encoder { tokenizer, template, train_on_inputs, roles_to_train, ignored_fields, train_on_eos, loss_mask })
@@ -126,6 +129,7 @@ impl<'a> Encoder<'a> {
                 self.encode_completion(content).map(|encoded| Encoded { label: Some(*label), ..encoded })
             }
             Content::Prompt(record) => self.encode_prompt(record),
+            Content::Example(record) => self.encode_example(record),
         };
         Ok(vec![one?])
     }
@@ -174,7 +178,37 @@ impl<'a> Encoder<'a> {
         if ids.is_empty() {
             return Err(Error::Data("the chat template writes nothing for this prompt".into()));
         }
-        let columns = json_text::write(&record.columns);
+        self.with_columns(ids, fields, &record.columns)
+    }
+
+    /// Encodes the texts of an example one after another. The columns get the number of tokens of each text.
+    fn encode_example(&self, record: &ExampleRecord) -> Result<Encoded> {
+        let (mut all, mut lengths, mut fields) = (Vec::new(), Vec::new(), Vec::new());
+        for ExampleText { content, pair } in &record.texts {
+            let ids = match content {
+                Content::Text(text) => self.tokenizer.encode_example(text, pair.as_deref())?,
+                Content::Chat(chat) => {
+                    expect_no_train(chat, "nothing of an example is predicted")?;
+                    let template = self.template_of(chat)?;
+                    fields.extend(self.unread_fields(template, chat)?);
+                    self.tokenizer.encode(&template.render(chat, false).map_err(Error::Data)?)?
+                }
+                _ => unreachable!("an example has texts or chats"),
+            };
+            if ids.is_empty() {
+                return Err(Error::Data("a text of this example is empty".into()));
+            }
+            lengths.push(ids.len());
+            all.extend(ids);
+        }
+        let mut columns = record.columns.clone();
+        columns.insert(LENGTHS.into(), lengths.into());
+        self.with_columns(all, fields, &Value::Object(columns))
+    }
+
+    /// Returns tokens that are not targets, with `columns`. The template does not read `fields`.
+    fn with_columns(&self, ids: Vec<u32>, fields: Vec<String>, columns: &Value) -> Result<Encoded> {
+        let columns = json_text::write(columns);
         if columns.len() as u64 > MAX_COLUMN_BYTES {
             let most = MAX_COLUMN_BYTES >> 20;
             return Err(Error::Data(format!("the fields of this record have more than {most} MiB as JSON")));
@@ -290,9 +324,11 @@ impl<'a> Encoder<'a> {
         match &document.content {
             Content::Text(text) => self.tokenizer.memory_to_encode(text),
             Content::Tokens { ids, .. } => 16 * ids.len() as u64,
-            Content::Chat(_) | Content::Completion { .. } | Content::Pair { .. } | Content::Labeled(..) => {
-                Tokenizer::memory_to_encode_whole(document.bytes)
-            }
+            Content::Chat(_)
+            | Content::Completion { .. }
+            | Content::Pair { .. }
+            | Content::Labeled(..)
+            | Content::Example(_) => Tokenizer::memory_to_encode_whole(document.bytes),
             // Columns are copied, but not tokenized.
             Content::Prompt(record) => {
                 document.bytes as u64

@@ -7,6 +7,7 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::content::Content;
+use crate::example_records::TEXT_FIELD;
 use crate::mapping::Mapping;
 use crate::records::Formatting;
 
@@ -64,6 +65,12 @@ pub(super) fn content(
             None => Err(format!("not a usable record: {}", missing(field, record.keys().map(String::as_str)))),
         };
     }
+    if *formatting == Formatting::Classification && field != TEXT_FIELD {
+        // `text_field` names the text of an example too.
+        if let Some(text) = record.remove(field) {
+            record.insert(TEXT_FIELD.into(), text);
+        }
+    }
     let name = formatting.as_str();
     let content = formatting.read(&Value::Object(record)).and_then(|content| {
         check(&content)?;
@@ -93,6 +100,10 @@ fn check(content: &Content) -> Result<(), String> {
         Content::Pair { completions, .. } => completions.iter().try_for_each(check),
         Content::Labeled(content, _) => check(content),
         Content::Prompt(record) => check(&record.prompt),
+        Content::Example(record) => record.texts.iter().try_for_each(|text| {
+            check(&text.content)?;
+            text.pair.as_deref().map_or(Ok(()), no_zero_byte)
+        }),
     }
 }
 

@@ -11,7 +11,8 @@
 //! Where to change what:
 //! * The files that can be read: `Kind` in `files.rs`, `Input` and `DocumentReader` in `source.rs`, and `Format` of `ottava-files` for columnar
 //!   files.
-//! * The fields of records: `Formatting` in `records.rs`, with `messages.rs`, `preference_records.rs` and `prompt_records.rs`.
+//! * The fields of records: `Formatting` in `records.rs`, with `messages.rs`, `preference_records.rs`, `prompt_records.rs` and
+//!   `example_records.rs`.
 //! * The splits of folders: `splits.rs`.
 //! * The rows: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`.
 //! * The data set of the next row: `next_set` in `mixture.rs`.
@@ -34,6 +35,8 @@ mod detokenizer;
 mod edges;
 mod encode;
 mod eval_loader;
+mod example_records;
+pub mod examples;
 mod fields;
 mod files;
 #[cfg(test)]
@@ -80,10 +83,11 @@ mod words;
 
 pub use built_in::{BUILT_IN, BuiltInTemplate};
 pub use chat::{Chat, ChatTemplate, PromptForm};
-pub use content::{Content, PromptRecord};
+pub use content::{Content, ExampleRecord, ExampleText, PromptRecord};
 pub use detokenizer::{Decoded, Detokenizer};
 pub use edges::read_json;
 pub use eval_loader::{EvalLoader, Windows};
+pub use examples::{Example, ExampleLoader, ExampleRows};
 pub use files::expand;
 pub use loader::{Batch, LoaderState, RowShare};
 pub use megatron::write_megatron;

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 /// The fields of records that can have other names.
 const OF_RECORDS: &[&str] = &[
     "text",
+    "text_pair",
     "messages",
     "conversations",
     "prompt",
@@ -21,6 +22,9 @@ const OF_RECORDS: &[&str] = &[
     "chosen",
     "rejected",
     "label",
+    "anchor",
+    "positive",
+    "negative",
     "margin",
     "chat_template_kwargs",
 ];
@@ -132,7 +136,7 @@ mod tests {
         assert_eq!(Value::Object(record), expected);
         for (fields, roles, says) in [
             (&["chat"][..], &[][..], "write \"ours=theirs\""),
-            (&["chats=x"], &[], "the names before the sign are `text`, `messages`"),
+            (&["chats=x"], &[], "the names before the sign are `text`, `text_pair`, `messages`"),
             (&[], &["bot=assistant"], "`system`, `user`, `assistant`, `tool`"),
         ] {
             assert!(Mapping::parse(&list(fields), &list(roles)).unwrap_err().contains(says));

@@ -317,6 +317,7 @@ fn record_kind(sources: &[PathBuf], formattings: &[Formatting], options: &Source
     let data = match first.kind() {
         RecordKind::Preferences(_) => "preferences, of which only completions count",
         RecordKind::Prompts => "prompts, of which nothing is learned",
+        RecordKind::Examples => "examples, whose tokens are not predicted",
         RecordKind::Documents => return Ok(RecordKind::Documents),
     };
     match options.train_on_inputs {

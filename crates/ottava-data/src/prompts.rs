@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::loader::{LoaderState, RowShare};
 use crate::mixture::{DataState, SetState, next_set};
 use crate::order::Split;
-use crate::shards::{RecordKind, TokenDataset};
+use crate::shards::TokenDataset;
 use ottava_common::{Error, Result};
 
 /// A prompt with the fields of its record.
@@ -22,7 +22,7 @@ pub struct Prompt {
     pub document: usize,
     /// The tokens of the prompt; at least one.
     pub tokens: Vec<u32>,
-    /// All fields of the record, including `prompt`. Rewards read them.
+    /// All fields of the record, including `prompt`, which rewards read. Of an example, its columns.
     pub columns: Map<String, Value>,
 }
 
@@ -50,12 +50,12 @@ struct Excess {
 }
 
 impl PromptSet {
-    /// Selects the prompts of `dataset` with at most `max_length` tokens, and divides them by `split`. The share is 1.
+    /// Selects the prompts or examples of `dataset` with at most `max_length` tokens, and divides them by `split`. The share is 1.
     ///
-    /// Errors with [`Error::Data`] if all training prompts are longer, or if the tables of the data can no longer be read. Panics if the data are not
-    /// prompts, which the caller must ensure.
+    /// Errors with [`Error::Data`] if all training prompts are longer, or if the tables of the data can no longer be read. Panics if the data have
+    /// no columns, which the caller must ensure.
     pub fn new(name: &str, dataset: Arc<TokenDataset>, split: &Split, max_length: usize) -> Result<PromptSet> {
-        assert!(dataset.meta().kind == RecordKind::Prompts, "the records are prompts");
+        assert!(dataset.meta().kind.has_columns(), "the records are prompts or examples");
         let mut excess = Excess { max_length, left_out: 0, longest: 0 };
         let train = excess.leave_out(&dataset, (0..split.train_len()).map(|i| split.train(i)))?;
         if train.is_empty() {
@@ -102,6 +102,14 @@ impl PromptSet {
     /// Returns validation prompt number `i`. Errors with [`Error::Data`] if a file can no longer be read.
     pub fn validation(&self, i: usize) -> Result<Prompt> {
         self.prompt(self.validation[i])
+    }
+
+    /// Calls `check` with the columns of each prompt. Errors with [`Error::Data`], with the reason that `check` gives.
+    pub(super) fn check(&self, check: &mut dyn FnMut(&Map<String, Value>) -> Result<(), String>) -> Result<()> {
+        self.train.iter().chain(&self.validation).try_for_each(|&document| {
+            let wrong = |reason| Error::Data(format!("{}record {}: {reason}", label(&self.name), document + 1));
+            check(&self.dataset.columns(document)?).map_err(wrong)
+        })
     }
 
     fn prompt(&self, document: usize) -> Result<Prompt> {

@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    BadRecord, Chat, ChatTemplate, Clock, Formatting, PromptForm, SourceOptions, Tokenizer, parse_json, prepare,
+    BadRecord, Chat, ChatTemplate, Clock, Formatting, PromptForm, RecordKind, SourceOptions, Tokenizer, parse_json,
+    prepare,
 };
 use ottava_common::hash::{seal, sha256_file};
 

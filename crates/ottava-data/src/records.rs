@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use crate::chat::Chat;
 use crate::content::Content;
+use crate::example_records::{classified, related};
 use crate::messages::{alpaca, messages, sharegpt, system_of};
 use crate::preference_records::{completion, label, labeled, labeled_chat, margin, pair};
 use crate::prompt_records::prompt_record;
@@ -40,6 +41,10 @@ pub enum Formatting {
     UnpairedPreference,
     /// prompt, a text or a list of messages, and any other fields, which rewards read; never detected.
     Prompts,
+    /// text or messages, and label; also two texts in text and text_pair, or in query and document; never detected, used by `[classification]`.
+    Classification,
+    /// anchor, positive, and optionally negative or negative_1, negative_2, ...; never detected, used by `[embedding]`.
+    Embedding,
 }
 
 /// The fields that may say which of `input_ids` are targets; 1 marks a target.
@@ -63,6 +68,8 @@ impl Formatting {
             Formatting::Preference => "preference",
             Formatting::UnpairedPreference => "unpaired_preference",
             Formatting::Prompts => "prompts",
+            Formatting::Classification => "classification",
+            Formatting::Embedding => "embedding",
         }
     }
 
@@ -105,6 +112,7 @@ impl Formatting {
             Formatting::Preference => RecordKind::Preferences(PreferenceKind::Pairs),
             Formatting::UnpairedPreference => RecordKind::Preferences(PreferenceKind::Labels),
             Formatting::Prompts => RecordKind::Prompts,
+            Formatting::Classification | Formatting::Embedding => RecordKind::Examples,
             _ => RecordKind::Documents,
         }
     }
@@ -123,6 +131,8 @@ impl Formatting {
             Formatting::Preference => Content::Pair { completions: Box::new(pair(record)?), margin: margin(record)? },
             Formatting::UnpairedPreference => Content::Labeled(Box::new(labeled_chat(record)?), label(record)?),
             Formatting::Prompts => Content::Prompt(Box::new(prompt_record(record)?)),
+            Formatting::Classification => Content::Example(Box::new(classified(record)?)),
+            Formatting::Embedding => Content::Example(Box::new(related(record)?)),
         };
         let content = content.with_tools(&tools(record)?);
         match system_of(record)? {

@@ -7,8 +7,8 @@
 //! | `bytes.bin` | u32 for each document: bytes of its text in UTF-8, for bits per byte |
 //! | `labels.bin` | only for completions with labels, u8 for each document: 1 for a desirable completion, else 0 |
 //! | `margins.bin` | only if some pairs have margins, f32 for each document: the margin of the pair for the chosen document, 0 for the rejected |
-//! | `columns.bin` | only for prompts: for each document a JSON object in UTF-8 with all fields of its record, which rewards read |
-//! | `column_starts.bin` | only for prompts, u64 for each document: the first byte of its object in `columns.bin`; last, the number of bytes |
+//! | `columns.bin` | only for prompts and examples: for each document a JSON object in UTF-8; for prompts with all fields of the record, which rewards read; for examples with the label, and with the number of tokens of each text |
+//! | `column_starts.bin` | only with `columns.bin`, u64 for each document: the first byte of its object in `columns.bin`; last, the number of bytes |
 //! | `targets.bin` | only with a loss mask, u32 for each document: its first target, counted in tokens from 0; `u32::MAX` without targets |
 //! | `meta.json` | [`Meta`] with its own checksum; written last |
 //! | `checked.json` | the stamps of these files when they were checked; while the stamps are equal, opening reads none of the files |
@@ -32,6 +32,7 @@ use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 
 use crate::columns::Columns;
+use crate::example_records::LENGTHS;
 use crate::stamps::{self, Stamp};
 use crate::table::{Table, open_exactly};
 use ottava_common::hash::{hex, sha256_file, unseal};
@@ -108,6 +109,8 @@ pub enum RecordKind {
     Documents,
     /// Prompts with columns. The model writes completions of the prompts.
     Prompts,
+    /// Examples of a classifier or of an embedding model, with columns. A document has the tokens of all texts of an example, one text after another.
+    Examples,
     /// Preferences.
     #[serde(untagged)]
     Preferences(PreferenceKind),
@@ -126,9 +129,14 @@ impl RecordKind {
     /// Returns the kind of preferences, if the records are preferences.
     pub fn preference(self) -> Option<PreferenceKind> {
         match self {
-            RecordKind::Documents | RecordKind::Prompts => None,
+            RecordKind::Documents | RecordKind::Prompts | RecordKind::Examples => None,
             RecordKind::Preferences(kind) => Some(kind),
         }
+    }
+
+    /// Returns whether each document has columns beside its tokens.
+    pub fn has_columns(self) -> bool {
+        matches!(self, RecordKind::Prompts | RecordKind::Examples)
     }
 }
 
@@ -211,7 +219,7 @@ pub struct TokenDataset {
     labels: Option<Table<1>>,
     /// The margins of pairs, if pairs have margins. The margin of a pair is stored with its chosen document.
     margins: Option<Table<4>>,
-    /// The fields of the records of prompts.
+    /// The columns of prompts or examples.
     columns: Option<Columns>,
 }
 
@@ -268,8 +276,7 @@ impl TokenDataset {
         let has_labels = meta.kind == RecordKind::Preferences(PreferenceKind::Labels);
         let labels = has_labels.then(|| Table::open(folder, LABELS, meta.documents)).transpose()?;
         let margins = meta.margins.then(|| Table::open(folder, MARGINS, meta.documents)).transpose()?;
-        let has_columns = meta.kind == RecordKind::Prompts;
-        let columns = has_columns.then(|| Columns::open(folder, meta.documents)).transpose()?;
+        let columns = meta.kind.has_columns().then(|| Columns::open(folder, meta.documents)).transpose()?;
         if !meta.documents.is_multiple_of(meta.kind.documents() as u64) {
             return Err(wrong(format!("{} documents are no pairs", meta.documents)));
         }
@@ -410,15 +417,26 @@ impl TokenDataset {
         self.len() / self.meta.kind.documents()
     }
 
-    /// Returns all fields of the record of prompt `i`, including `prompt`, in their order. Numbers that JSON does not have are in the form of
+    /// Returns the columns of document `i`: of a prompt all fields of its record, including `prompt`, in their order. Numbers that JSON does not have are in the form of
     /// [`parse_json`](crate::parse_json()).
     ///
-    /// Errors with [`Error::Data`] if a file can no longer be read. Panics if the records are not prompts, which the caller must ensure.
+    /// Errors with [`Error::Data`] if a file can no longer be read. Panics if the records have no columns, which the caller must ensure.
     pub fn columns(&self, i: usize) -> Result<Map<String, Value>> {
-        self.columns.as_ref().expect("the records are prompts").get(i as u64)
+        self.columns.as_ref().expect("the records have columns").get(i as u64)
     }
 
-    /// Returns the JSON of [`TokenDataset::columns`]; `None` if the records are not prompts.
+    /// Returns the number of tokens of the longest text of example `i`; `None` if the records are not examples. Has the errors of
+    /// [`TokenDataset::columns`].
+    pub(super) fn longest_text(&self, i: usize) -> Result<Option<usize>> {
+        if self.meta.kind != RecordKind::Examples {
+            return Ok(None);
+        }
+        let columns = self.columns(i)?;
+        let lengths = columns.get(LENGTHS).and_then(Value::as_array).into_iter().flatten();
+        Ok(lengths.filter_map(Value::as_u64).max().map(|longest| longest as usize))
+    }
+
+    /// Returns the JSON of [`TokenDataset::columns`]; `None` if the records have no columns.
     pub(super) fn column_json(&self, i: usize) -> Result<Option<String>> {
         self.columns.as_ref().map(|columns| columns.json(i as u64)).transpose()
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::loader::{LoaderState, window};
 use crate::order::Split;
 use crate::packing::{ExcessLength, Packing, RowLayout};
-use crate::shards::{RecordKind, TokenDataset};
+use crate::shards::TokenDataset;
 use crate::stamps;
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result, interrupt};
@@ -43,8 +43,12 @@ impl Fit {
         let (len, is_whole) = (dataset.document_len(i)?, layout.packing != Packing::Wrapped);
         let inputs = if is_whole { layout.inputs(len) } else { len };
         self.documents += 1;
-        if dataset.meta().kind == RecordKind::Prompts {
-            // A prompt has no targets before the model completes it, so it is not left out.
+        if dataset.meta().kind.has_columns() {
+            // The tokens of prompts and examples are not targets, so no document is left out.
+            if dataset.longest_text(i)?.is_some_and(|longest| longest > layout.seq_len) {
+                self.truncated += 1;
+                self.first_truncated.get_or_insert(i);
+            }
             return Ok(len.min(layout.seq_len));
         }
         if !dataset.has_target(i, if is_whole { inputs } else { len - 1 })? {

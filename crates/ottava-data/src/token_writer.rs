@@ -32,7 +32,7 @@ pub(super) struct TokenWriter {
     labels: Option<Output>,
     /// The margin of each document in F32. The file is started at the first margin that is not zero.
     margins: Option<Output>,
-    /// The columns of prompts.
+    /// The columns of prompts or examples.
     columns: Option<ColumnsOutput>,
     /// A buffer for the bytes of a document's tokens.
     buffer: Vec<u8>,
@@ -52,7 +52,7 @@ impl TokenWriter {
             first_targets: meta.loss_mask.then(|| table(TARGETS)).transpose()?,
             labels: has(RecordKind::Preferences(PreferenceKind::Labels)).then(|| table(LABELS)).transpose()?,
             margins: None,
-            columns: has(RecordKind::Prompts).then(|| ColumnsOutput::create(folder)).transpose()?,
+            columns: meta.kind.has_columns().then(|| ColumnsOutput::create(folder)).transpose()?,
             buffer: Vec::new(),
             meta: Meta { documents: 0, tokens: 0, target_tokens: 0, bytes: 0, shards: Vec::new(), ..meta },
         })

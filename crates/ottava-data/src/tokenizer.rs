@@ -129,6 +129,23 @@ impl Tokenizer {
         Ok((ids, added))
     }
 
+    /// Returns the ids that transformers makes of a text, or of a pair of texts, with the special tokens of the tokenizer.
+    pub fn encode_example(&self, text: &str, pair: Option<&str>) -> Result<Vec<u32>> {
+        let Edges { start, between, after, .. } = &self.edges;
+        let mut ids = [start.clone(), self.encode(text)?].concat();
+        if let Some(pair) = pair {
+            ids.extend(between);
+            ids.extend(self.encode(pair)?);
+        }
+        ids.extend(after);
+        Ok(ids)
+    }
+
+    /// Returns the ids after a text of [`Tokenizer::encode_example`].
+    pub fn after_ids(&self) -> &[u32] {
+        &self.edges.after
+    }
+
     fn with_start(&self, mut ids: Vec<u32>) -> Vec<u32> {
         if !ids.starts_with(&self.edges.start) {
             ids.splice(0..0, self.edges.start.iter().copied());

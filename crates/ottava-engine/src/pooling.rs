@@ -1,4 +1,4 @@
-//! Embeddings of prompts: the activations after the last norm, pooled and divided by their norm.
+//! Embeddings of prompts: the activations after the last norm, pooled and divided by their norm; and the scores of prompts by a classifier.
 
 use crate::batching::{Engine, Plan};
 use crate::decode::in_f32;
@@ -24,9 +24,21 @@ impl Engine {
                 Pooling::Last if is_last => {
                     sequence.add_to_pooled(&values(hidden, first + of_prompt - 1, first + of_prompt)?);
                 }
-                Pooling::Last => {}
+                Pooling::Scores if is_last => {
+                    let row = Tensor::from_slice(hidden.device(), &[1], &[(first + of_prompt - 1) as i32])?;
+                    let scores = in_f32(&self.model().logits(hidden, &row)?)?.to_vec::<f32>()?;
+                    let sequence = &mut self.running[at];
+                    sequence.is_pooled = true;
+                    if scores.iter().any(|score| !score.is_finite()) {
+                        let text = "a score is not finite: the model's weights or activations are not";
+                        return Err(Error::NonFinite(text.into()));
+                    }
+                    events.push(Event::Embedding { id: sequence.id, values: scores });
+                }
+                Pooling::Last | Pooling::Scores => {}
             }
-            if is_last {
+            if is_last && pooling != Pooling::Scores {
+                let sequence = &mut self.running[at];
                 let event = Event::Embedding { id: sequence.id, values: sequence.take_embedding()? };
                 events.push(event);
             }

@@ -41,6 +41,8 @@ pub enum Pooling {
     Last,
     /// The vector is the mean of the activations.
     Mean,
+    /// The vector is the scores of the labels of a classifier at the last token, as the head computes them.
+    Scores,
 }
 
 impl std::str::FromStr for Pooling {
@@ -102,7 +104,7 @@ pub enum Event {
     Embedding {
         /// The request.
         id: RequestId,
-        /// The pooled activations divided by their norm, one value per channel of the model.
+        /// The pooled activations divided by their norm, one value per channel of the model; for [`Pooling::Scores`], the scores.
         values: Vec<f32>,
     },
     /// A token was drawn.

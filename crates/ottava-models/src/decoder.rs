@@ -356,9 +356,10 @@ impl Decoder {
         Head::losses(normed, weight, &loan, targets, output, &*self.ranks)
     }
 
-    /// Returns the sum of `x` over the ranks that divide sequences.
-    pub fn sum_over_sequences(&self, x: &Tensor) -> Result<Tensor> {
-        self.ranks.sum(Axis::Context, "sums of sequences", x, None)
+    /// Returns [`Head::scores`] `[T, L]` of the result of [`Decoder::forward_only`]. Errors for a stage without the head.
+    pub fn scores(&self, normed: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
+        let weight = self.head_weight()?;
+        Head::scores(normed, weight, &fetch(weight, Direction::Forward, units)?, &*self.ranks)
     }
 
     /// Returns the last stage of this process. It has the head if the process has the head.
@@ -401,7 +402,7 @@ impl Decoder {
 
     /// [`Decoder::losses_and_gradient`] of any loss of the logits of `tokens` tokens, as [`Head::chunked_gradient`].
     ///
-    /// Errors for a stage without the head, and for a reward model.
+    /// Errors for a stage without the head.
     pub fn chunked_gradient(
         &mut self,
         normed: &Tensor,
@@ -565,10 +566,10 @@ impl Decoder {
         with_constant_weights(self.device(), head.is_stored(), pass)
     }
 
-    /// Gathers the ranks' parts of the vocabulary into logits `[S, V]`.
+    /// Gathers the ranks' parts of the vocabulary into logits `[S, V]`. In a classifier, all ranks have the scores of all labels.
     fn join_vocabulary(&self, own: Tensor) -> Result<Tensor> {
         let parts = self.ranks.place(Axis::Tensor).ranks;
-        if parts == 1 {
+        if parts == 1 || self.config.head.labels.is_some() {
             return Ok(own);
         }
         let [rows, width] = own.dims("logits")?;

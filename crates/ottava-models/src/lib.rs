@@ -39,6 +39,7 @@
 pub mod layers;
 
 mod block;
+mod classifier;
 mod config;
 mod decoder;
 mod families;
@@ -49,7 +50,6 @@ mod layer_keys;
 mod layer_set;
 mod prefetch;
 mod quantization;
-mod reward;
 mod rope;
 mod rope_tables;
 mod sizes;
@@ -60,6 +60,7 @@ mod tests;
 mod uniform;
 mod wrapper;
 
+pub use classifier::Labels;
 pub use config::ConfigFile;
 pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
 pub use inference::{InferenceBatch, MOST_PACKED, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
@@ -108,8 +109,8 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
     let family = family(file)?;
     let complete = family.complete(file);
     let mut config = (family.read)(&complete)?;
-    if is_reward_model(file)? {
-        config = reward::with_score(file, config)?;
+    if is_classifier(file)? {
+        config = classifier::with_scores(file, config)?;
     }
     let by_name = PEFT_BY_NAME.contains(&family.model_type);
     config.experts_mut().for_each(|experts| experts.adapters_by_name = by_name);
@@ -122,53 +123,78 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
 
 /// Reads the sizes of a language model as [`decoder_config`] does.
 ///
-/// Errors also if `file` is the file of a reward model.
+/// Errors also if `file` is the file of a classifier or a reward model.
 pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = decoder_config(file)?;
-    match sizes.head.score {
-        false => Ok(sizes),
-        true => Err(file.error(
+    match sizes.head.labels {
+        None => Ok(sizes),
+        Some(1) => Err(file.error(
             "this is a reward model, whose head computes a score and no tokens; `ottava eval` evaluates it on pairs of preferences",
         )),
+        Some(labels) => Err(file.error(&format!(
+            "this is a classifier, whose head computes scores of {labels} labels and no tokens; `ottava eval` evaluates it on texts with labels"
+        ))),
     }
 }
 
-/// Returns whether `file` belongs to a reward model.
+/// Returns whether `file` belongs to a classifier. A reward model is a classifier with one label.
 ///
 /// Errors when `file` names an unknown architecture or model type.
-pub fn is_reward_model(file: &ConfigFile) -> Result<bool> {
+pub fn is_classifier(file: &ConfigFile) -> Result<bool> {
     Ok(Some(architecture(file)?) == family(file)?.reward_model)
 }
 
-/// Returns the padding token of a reward model, or `None` if the file names no padding token. Without a padding token, the score is read at the last
+/// Returns the labels of the classifier of `file`, or `None` if `file` belongs to a language model.
+///
+/// Errors as [`is_classifier`], and if the labels are not numbered from 0 on.
+pub fn labels_of(file: &ConfigFile) -> Result<Option<Labels>> {
+    let file = &*file.text_model()?;
+    is_classifier(file)?.then(|| Labels::read(file)).transpose()
+}
+
+/// Returns the padding token of a classifier, or `None` if the file names no padding token. Without a padding token, the score is read at the last
 /// token.
 ///
 /// Errors when the architecture is unknown.
 pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
     let file = &*file.text_model()?;
-    family(file)?.complete(file).nullable(reward::PAD)
+    family(file)?.complete(file).nullable(classifier::PAD)
 }
 
 /// Returns `file` changed to describe a reward model with the same decoder. If `file` names no padding token, the new file names `pad`, the
 /// padding token of the tokenizer.
 ///
-/// Errors when the architecture is unknown, or transformers has no reward model with this decoder.
+/// Errors when the architecture is unknown, transformers has no reward model with this decoder, or `file` belongs to a classifier with several labels.
 pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
-    if file.is_wrapper()? {
-        return Err(file.error("reward models with the decoder of a vision-language model are not implemented"));
-    }
-    let padded = reward::with_padding(file, pad);
-    match family(file)?.reward_model {
-        Some(_) if is_reward_model(file)? => Ok(padded),
-        Some(architecture) => Ok(reward::with_architecture(&padded, architecture)),
-        None => {
-            let name = family(file)?.architecture;
-            Err(file.error(&format!("transformers has no reward model with the decoder of `{name}`")))
+    match labels_of(file)?.map(|labels| labels.names.len()) {
+        None => classifier(file, pad, &Labels::numbered(1)),
+        Some(1) => Ok(classifier::with_padding(file, pad)),
+        Some(labels) => {
+            Err(file.error(&format!("the head has {labels} labels (`id2label`); the head of a reward model has one")))
         }
     }
 }
 
-/// Returns the transformers class of the model in `file`: a language model or a reward model. The text model of a larger model has the class that it
+/// Returns `file` changed to describe a classifier with the same decoder and these `labels`. If `file` names no padding token, the new file names
+/// `pad`, the padding token of the tokenizer.
+///
+/// Errors when the architecture is unknown, or transformers has no classifier with this decoder.
+pub fn classifier(file: &ConfigFile, pad: Option<u32>, labels: &Labels) -> Result<ConfigFile> {
+    if file.is_wrapper()? {
+        return Err(
+            file.error("classifiers and reward models with the decoder of a vision-language model are not implemented")
+        );
+    }
+    match family(file)?.reward_model {
+        Some(architecture) => Ok(labels.write(&classifier::with_padding(file, pad), architecture)),
+        None => {
+            let name = family(file)?.architecture;
+            Err(file.error(&format!("transformers has no classifier with the decoder of `{name}`")))
+        }
+    }
+}
+
+/// Returns the transformers class of the model in `file`: a language model or a classifier. The text model of a larger model has the class that it
 /// would have in a folder of its own.
 ///
 /// Errors when the class is unknown.

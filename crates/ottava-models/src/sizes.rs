@@ -52,8 +52,11 @@ pub struct HeadSpec {
     pub scale: f32,
     /// The bound of the absolute values of logits.
     pub cap: Option<f64>,
-    /// Whether the head computes the score of a reward model instead of logits.
-    pub score: bool,
+    /// The number of labels whose scores the head computes instead of logits, in a classifier. A reward model has one label.
+    pub labels: Option<usize>,
+    /// Whether the activations before the head are pooled, and the head is not read. The head is then tied to the embedding, so it has no tensor. Not part
+    /// of `config.json`.
+    pub pooled: bool,
     /// The share of the target distribution that the loss spreads evenly over the vocabulary. Not part of `config.json`.
     pub label_smoothing: f64,
     /// Whether the loss reads logits in F32, like sampling. Not part of `config.json`.
@@ -93,7 +96,8 @@ impl DecoderConfig {
                 tied: false,
                 scale: 1.0,
                 cap: None,
-                score: false,
+                labels: None,
+                pooled: false,
                 label_smoothing: 0.0,
                 wide_logits: false,
                 value: false,

@@ -109,16 +109,15 @@ impl Stage {
         let head = match span.head {
             true => {
                 let norm = Norm::new(build, names.norm, channels, norm)?;
-                let HeadSpec { scale: logit_scale, cap, score, label_smoothing, wide_logits, value, .. } = c.head;
+                let HeadSpec { scale: logit_scale, cap, labels, label_smoothing, wide_logits, value, .. } = c.head;
                 let loss = CrossEntropy { soft_cap: cap, label_smoothing };
-                let vocabulary = if score { 1 } else { c.vocabulary };
                 let weight = match (c.ties_head(), span.embedding) {
-                    _ if score => HeadWeight::Score,
+                    _ if labels.is_some() => HeadWeight::Scores,
                     (false, _) => HeadWeight::Own,
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
                 };
-                let name = names.head;
+                let (name, vocabulary) = (names.head, labels.unwrap_or(c.vocabulary));
                 let config =
                     HeadConfig { name, vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value };
                 Some(Head::new(build, norm, config)?)

@@ -217,7 +217,7 @@ fn the_model_type_decides() {
     );
     let reward = json!({"model_type": "qwen2", "architectures": ["LlamaForSequenceClassification"], "num_labels": 1});
     let sizes = read(reward.clone());
-    assert!(sizes.head.score && sizes.heads().unwrap().qkv_bias, "the decoder is Qwen2's");
+    assert!(sizes.head.labels == Some(1) && sizes.heads().unwrap().qkv_bias, "the decoder is Qwen2's");
     assert!(error(with(reward, "model_type", json!("granite"))).contains("is not one of GraniteForCausalLM"));
 }
 

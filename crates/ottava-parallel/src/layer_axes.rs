@@ -17,22 +17,27 @@ impl LayerAxes {
     pub fn new(ranks: Rc<Ranks>) -> LayerAxes {
         LayerAxes(ranks)
     }
+
+    /// Returns the ranks of `axis`. Layers exchange nothing over the data axis; losses that compare the rows of all ranks do.
+    fn group(&self, axis: Axis) -> &Group {
+        if axis == Axis::Data { self.0.group(&[Axis::Data]) } else { self.0.layer_group(axis) }
+    }
 }
 
 impl LayerRanks for LayerAxes {
     fn place(&self, axis: Axis) -> ShardPlace {
-        let group = self.0.layer_group(axis);
+        let group = self.group(axis);
         ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 
     fn exchange(&self, axis: Axis, name: &str, parts: &Tensor) -> Result<Tensor> {
-        let group = self.0.layer_group(axis);
+        let group = self.group(axis);
         let received = group.symmetric(parts.device(), parts.shape(), parts.dtype())?;
         self.0.of_layers(|| Ok(group.all_to_all(name, parts, received)?.wait()?))
     }
 
     fn start_gather(&self, axis: Axis, name: &str, rows: &Tensor) -> Result<Arriving> {
-        let group = self.0.layer_group(axis);
+        let group = self.group(axis);
         let symmetric = |shape: &[usize]| Ok(group.symmetric(rows.device(), shape, rows.dtype())?);
         self.0.of_layers(|| gather_into(group, name, rows, symmetric))
     }
@@ -45,7 +50,7 @@ impl LayerRanks for LayerAxes {
         partial: &mut dyn FnMut(Range<usize>) -> Result<Tensor>,
         addend: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let group = self.0.layer_group(axis);
+        let group = self.group(axis);
         let (rank, ranks) = (group.rank(), group.size());
         let share = rows / ranks;
         let rows_of = |rank: usize| rank * share..(rank + 1) * share;
@@ -69,7 +74,7 @@ impl LayerRanks for LayerAxes {
     }
 
     fn sum(&self, axis: Axis, name: &str, x: &Tensor, addend: Option<&Tensor>) -> Result<Tensor> {
-        self.0.of_layers(|| Ok(self.0.layer_group(axis).sum(name, x, addend)?))
+        self.0.of_layers(|| Ok(self.group(axis).sum(name, x, addend)?))
     }
 }
 

@@ -46,6 +46,7 @@
 pub mod optim;
 
 mod amaxes;
+mod averages;
 mod bucket;
 mod casts;
 mod exchange;

@@ -13,7 +13,7 @@ use crate::worker::Running;
 use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use ottava_engine::{Event, Request};
+use ottava_engine::{Event, Pooling, Request};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -56,7 +56,8 @@ impl Vectors {
         for Encoded { ids: prompt, .. } in texts {
             expect_fits(field, &prompt, served.max_model_len)?;
             tokens.push(prompt.len());
-            let (adapter, pooling) = (model.adapter, Some(served.pooling));
+            let pooling = if served.classifier.is_some() { Pooling::Scores } else { served.pooling };
+            let (adapter, pooling) = (model.adapter, Some(pooling));
             requests.push(Request { adapter, prompt, pooling, ..Request::default() });
         }
         Ok(Vectors { running: served.worker.run(permit, Job { requests, n: 1 })?, tokens })
@@ -81,6 +82,15 @@ impl Vectors {
         let vectors = found.into_iter().collect::<Option<Vec<_>>>();
         vectors.ok_or_else(|| ApiError::internal("the engine has ended a text without its embedding"))
     }
+}
+
+/// Adds to texts the tokens that the tokenizer puts after them, if a request has `special` tokens. Prompts of completions do not have these tokens.
+pub fn with_ends(served: &Served, mut texts: Vec<Encoded>, special: bool) -> Vec<Encoded> {
+    let after = served.tokenizer.after_ids();
+    for text in texts.iter_mut().filter(|text| special && text.text.is_some() && !text.ids.ends_with(after)) {
+        text.ids.extend(after);
+    }
+    texts
 }
 
 /// The first `dimensions` values of a vector, divided by their norm.
@@ -137,7 +147,7 @@ impl Embeddings {
             return Err(ApiError::field("input", message));
         }
         let truncation = Truncation::read(&body, served.max_model_len.saturating_sub(1))?;
-        let texts = prompts(served, "input", input, special, &truncation).await?;
+        let texts = with_ends(served, prompts(served, "input", input, special, &truncation).await?, special);
         let vectors = Vectors::start(served, permit, &model, "input", texts)?;
         Ok(Embeddings { vectors, model, in_base64, dimensions })
     }

@@ -41,6 +41,8 @@ mod chat;
 mod chat_request;
 mod choice;
 mod choices;
+mod classifier;
+mod classify;
 mod closed;
 mod completions;
 mod connections;
@@ -88,6 +90,7 @@ mod worker;
 mod tests;
 
 pub use backend::Backend;
+pub use classifier::{Activation, Classifier};
 pub use endpoint::Endpoint;
 pub use models::OpenAdapters;
 pub use monitor::monitor;

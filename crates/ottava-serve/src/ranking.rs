@@ -1,9 +1,10 @@
-//! `POST /v1/rerank` and `POST /v1/score`: how similar texts are, as the cosine of their embeddings.
+//! `POST /v1/rerank` and `POST /v1/score`: how similar texts are, as the cosine of their embeddings, or the probability of a pair by a reranker.
 
 use crate::answer::new_id;
 use crate::body::{Body, MOST_PROMPTS, Prompt};
+use crate::classify::pair_scores;
 use crate::completions::prompts;
-use crate::embeddings::Vectors;
+use crate::embeddings::{Vectors, with_ends};
 use crate::error::{ApiError, Result};
 use crate::params::WITHOUT_EFFECT;
 use crate::served::Served;
@@ -77,7 +78,7 @@ fn texts(body: &Body, names: &[&str]) -> Result<Vec<String>> {
     texts.filter(|texts: &Vec<String>| !texts.is_empty()).ok_or_else(missing)
 }
 
-/// The cosines of the embeddings of `first`, one text or as many as `second`, and of `second`. Also returns the number of tokens.
+/// The cosines of the embeddings of `first`, one text or as many as `second`, and of `second`; of a classifier, the probabilities of pairs. Also returns the number of tokens.
 async fn scores(
     served: &Served,
     permit: OwnedSemaphorePermit,
@@ -85,10 +86,13 @@ async fn scores(
     first: Vec<String>,
     second: Vec<String>,
 ) -> Result<(Vec<f64>, usize)> {
+    if let Some(classifier) = &served.classifier {
+        return pair_scores(served, classifier, permit, body, (first, second)).await;
+    }
     let (model, queries) = (served.model(body)?, first.len());
     let all = Prompt::Texts(first.into_iter().chain(second).collect());
     let truncation = Truncation::read(body, served.max_model_len.saturating_sub(1))?;
-    let encoded = prompts(served, "documents", all, true, &truncation).await?;
+    let encoded = with_ends(served, prompts(served, "documents", all, true, &truncation).await?, true);
     let vectors = Vectors::start(served, permit, &model, "documents", encoded)?;
     let tokens = vectors.tokens();
     let vectors = vectors.get().await?;

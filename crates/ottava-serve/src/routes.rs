@@ -5,6 +5,7 @@ use crate::anthropic;
 use crate::body::Body;
 use crate::chat::chat_completions;
 use crate::chat_request;
+use crate::classify;
 use crate::completions::{self, completions};
 use crate::connections::Connection;
 use crate::embeddings::{self, Embeddings};
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// The paths by which requests are counted.
-const PATHS: [&str; 23] = [
+const PATHS: [&str; 24] = [
     "/",
     "/v1/completions",
     "/v1/chat/completions",
@@ -41,6 +42,7 @@ const PATHS: [&str; 23] = [
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/embeddings",
+    "/v1/classify",
     "/v1/rerank",
     "/v1/score",
     "/inference/v1/generate",
@@ -74,6 +76,7 @@ pub fn routes(served: Arc<Served>, more: Router) -> Router {
         .route("/messages", post(post_messages))
         .route("/messages/count_tokens", post(post_count_tokens))
         .route("/embeddings", post(post_embeddings))
+        .route("/classify", post(post_classify))
         .route("/rerank", post(post_rerank))
         .route("/score", post(post_score))
         .route("/load_lora_adapter", post(post_load_adapter))
@@ -159,6 +162,11 @@ fn expect_allowed(served: &Served, path: &str, request: &Request) -> Result<()> 
     }
     served.authorize(headers)?;
     if request.method() == Method::POST {
+        if served.classifier.is_some() && path.starts_with("/v1/") && !classify::PATHS.contains(&path) {
+            return Err(ApiError::invalid(
+                "the model is a classifier, which writes no text and has no embeddings; use /classify, or /rerank and /score of a reranker",
+            ));
+        }
         let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("missing");
         if !kind.split(';').next().is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json")) {
             let message = format!("the Content-Type is {kind}; send `Content-Type: application/json`");
@@ -234,6 +242,11 @@ async fn post_embeddings(State(served): State<Arc<Served>>, request: Request) ->
     let response = running.respond().await?;
     timer.end(&[]);
     Ok(response)
+}
+
+async fn post_classify(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {
+    let accepted = Accepted::receive(&served, request, (classify::fields(), Some("input"))).await?;
+    Ok(json_body(&classify::classify(&served, accepted.permit, accepted.body).await?).into_response())
 }
 
 async fn post_rerank(State(served): State<Arc<Served>>, request: Request) -> Result<Response> {

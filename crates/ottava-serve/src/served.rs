@@ -1,6 +1,7 @@
 //! The state that all requests share: the names and limits of the models, the tokenizer, the chat template, and the engine.
 
 use crate::body::Body;
+use crate::classifier::Classifier;
 use crate::described::described;
 use crate::error::{ApiError, Result};
 use crate::intake::Intake;
@@ -110,6 +111,8 @@ pub struct Served {
     pub channels: usize,
     /// How the activations of a text become its embedding.
     pub pooling: Pooling,
+    /// The labels of a classifier; `None` for a language model.
+    pub classifier: Option<Classifier>,
     /// The default sampling of requests.
     pub sampling: Sampling,
     /// The responses that later requests can name.

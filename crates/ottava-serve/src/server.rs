@@ -1,6 +1,7 @@
 //! The server: its settings, its start and its end.
 
 use crate::backend::Backend;
+use crate::classifier::Classifier;
 use crate::connections::{Connections, listen};
 use crate::intake::Intake;
 use crate::metrics::Metrics;
@@ -85,6 +86,8 @@ pub struct Model {
     pub channels: usize,
     /// How the activations of a text become its embedding.
     pub pooling: Pooling,
+    /// The labels of a classifier; `None` for a language model.
+    pub classifier: Option<Classifier>,
     /// The maximum number of tokens of prompt and completion together.
     pub max_model_len: usize,
     /// The default sampling of requests; its seed and biases are ignored.
@@ -149,6 +152,7 @@ pub fn served(options: &Options, address: SocketAddr, worker: &Worker, model: Mo
         vocabulary: model.vocabulary,
         channels: model.channels,
         pooling: model.pooling,
+        classifier: model.classifier,
         sampling: model.sampling,
         grammars: Arc::new(LazyGrammars::new(tokenizer, model.vocabulary)),
         responses: Store::default(),

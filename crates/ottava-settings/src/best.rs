@@ -76,7 +76,7 @@ impl RunConfig {
         })
     }
 
-    /// Returns the metrics of held-out rows by which the run can compare evaluations. Lower values are better. Other metrics of held-out rows, such as
+    /// Returns the metrics of held-out rows by which the run can compare evaluations. Other metrics of held-out rows, such as
     /// margins, have no direction that is known.
     pub(super) fn metrics_of_rows(&self) -> Vec<String> {
         if !self.validates() {
@@ -84,7 +84,8 @@ impl RunConfig {
         }
         let properties = self.objective().properties();
         if !properties.evaluates_texts {
-            return vec!["eval_loss".into()];
+            let others = properties.metrics.iter().map(|(name, _)| *name);
+            return ["loss"].into_iter().chain(others).map(|name| format!("eval_{name}")).collect();
         }
         let validated = self
             .datasets()

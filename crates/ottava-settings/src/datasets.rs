@@ -44,7 +44,7 @@ impl RunConfig {
             text_documents: data.records.text_documents,
             text_field: set.text_field.as_ref().unwrap_or(&data.records.text_field).clone(),
             formatting: match set.formatting.unwrap_or(data.records.formatting) {
-                Formatting::Auto if self.reinforcement.is_on() => Formatting::Prompts,
+                Formatting::Auto => self.objective().properties().formatting,
                 formatting => formatting,
             },
             train_on_inputs: data.train_on_inputs,
@@ -70,7 +70,7 @@ impl RunConfig {
         ChatTemplate::of_options(tokenizer, &self.source_options(&DatasetConfig::default()))
     }
 
-    /// Resolves `data.packing`, `data.document_mask` and `[preference]` by the first records of the files. Returns each file with its
+    /// Resolves `data.packing`, `data.document_mask`, `[preference]` and `[classification]` by the first records of the files. Returns each file with its
     /// formatting.
     ///
     /// Errors with [`Error::Data`] if a file or its first record cannot be read, and with [`Error::Config`] if `[preference]` does not fit the
@@ -84,7 +84,10 @@ impl RunConfig {
                 files.push((formatting(&path, &options)?, path));
             }
         }
-        self.resolve_prompts(files.iter().map(|(formatting, path)| (*formatting, path.as_path())))?;
+        let shapes = || files.iter().map(|(formatting, path)| (*formatting, path.as_path()));
+        self.resolve_prompts(shapes())?;
+        self.resolve_examples(shapes())?;
+        self.resolve_classification()?;
         self.resolve_preference(files.iter().map(|(formatting, _)| *formatting))?;
         self.resolve_distillation();
         if self.data.packing == Packing::Auto {

@@ -81,6 +81,17 @@ const EFFECTS: &[Effect] = &[
         |run| run.distillation.is_on(),
         "with a teacher; it is for the loss of texts",
     ),
+    unread(
+        &["training.label_smoothing_factor"],
+        |run| run.objective().of_examples().is_some(),
+        "with examples; it is for the loss of texts",
+    ),
+    unread(&["ema.start", "ema.every", "ema.evaluate"], |run| run.ema.decay == 0.0, "while `ema.decay` is 0"),
+    unread(
+        &["embedding.temperature", "embedding.negatives", "embedding.gather_across_ranks"],
+        |run| !run.embedding.is_on(),
+        "without `embedding.pooling`",
+    ),
     unread(OF_TEACHER, |run| !run.distillation.is_on(), "without `distillation.teacher` or `distillation.logits`"),
     unread(&["distillation.top_k"], |run| !run.distillation.is_stored(), "without `distillation.logits`"),
     unread(&["distillation.max_completion_length"], |run| !run.distillation.draws(), "while `distillation.lmbda` is 0"),

@@ -20,7 +20,8 @@ pub struct EvaluationConfig {
     /// is then kept, whatever save_total_limit is, and samples after the run are generated with it.
     pub load_best_model_at_end: bool,
     /// The metric that decides which checkpoint is the best: eval_loss or eval_bits_per_byte, for the data set NAME eval_NAME_loss or
-    /// eval_NAME_bits_per_byte, or for a task eval_TASK_METRIC. Lower values are better, except of acc, acc_norm, acc_bytes and exact_match of tasks.
+    /// eval_NAME_bits_per_byte, for a task eval_TASK_METRIC, or for a classifier eval_accuracy, eval_f1, eval_mse or eval_pearson. Lower values are
+    /// better, except of accuracy, f1 and pearson, and of acc, acc_norm, acc_bytes and exact_match of tasks.
     pub metric_for_best_model: String,
     /// The run ends after this many evaluations in a row without improvement; 0 turns early stopping off.
     pub early_stopping_patience: u64,

@@ -25,6 +25,7 @@ mod datasets;
 mod debug;
 mod demands;
 mod effects;
+mod ema;
 mod evaluation;
 mod flags;
 mod import;
@@ -67,6 +68,7 @@ pub use alarms::{AlarmsConfig, Rollbacks, Spikes};
 pub use communication::CommunicationConfig;
 pub use data::{ChatConfig, DataConfig, DatasetConfig, RecordsConfig};
 pub use debug::DebugConfig;
+pub use ema::EmaSettings;
 pub use evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig, TrackerKind};
 pub use flags::describe_flag;
 pub use import::{Imported, import};
@@ -78,9 +80,10 @@ pub use lr_scheduler::{LrSchedulerConfig, Warmup};
 pub use memory::MemoryConfig;
 pub use migrate::{Migrated, migrate};
 pub use objective::{
-    AdvantageConfig, AdvantageEstimator, Aggregation, CorrectionConfig, CorrectionMode, DistillationConfig,
-    EndpointConfig, KlEstimator, LossType, LossTypes, ObjectiveKind, ObjectiveProperties, PolicyConfig, PolicyLossType,
-    PreferenceConfig, ReinforcementConfig, SamplingConfig, ScaleRewards,
+    AdvantageConfig, AdvantageEstimator, Aggregation, ClassificationConfig, CorrectionConfig, CorrectionMode,
+    DistillationConfig, EmbeddingConfig, EmbeddingPooling, EndpointConfig, KlEstimator, LossType, LossTypes,
+    ObjectiveKind, ObjectiveProperties, PolicyConfig, PolicyLossType, PreferenceConfig, ProblemType,
+    ReinforcementConfig, SamplingConfig, ScaleRewards,
 };
 pub use optimizer::{Adamw, Algorithm, Lion, Muon, OptimizerConfig};
 pub use pairs::{Names, Pairs};

@@ -46,6 +46,7 @@ impl RunConfig {
         self.check_batch_invariance(&mut problems);
         self.check_training(&mut problems);
         problems.0.extend(self.optimizer.problems());
+        problems.0.extend(self.ema.problems());
         problems.0.extend(self.lr_scheduler.problems(self.optimizer.learning_rate));
         self.check_tasks(&mut problems);
         self.check_best(&mut problems);

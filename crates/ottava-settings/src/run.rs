@@ -3,11 +3,14 @@
 use crate::alarms::AlarmsConfig;
 use crate::data::DataConfig;
 use crate::debug::DebugConfig;
+use crate::ema::EmaSettings;
 use crate::evaluation::{CheckpointConfig, EvaluationConfig, LoggingConfig};
 use crate::lora::LoraConfig;
 use crate::lr_scheduler::LrSchedulerConfig;
 use crate::memory::MemoryConfig;
-use crate::objective::{DistillationConfig, PreferenceConfig, ReinforcementConfig};
+use crate::objective::{
+    ClassificationConfig, DistillationConfig, EmbeddingConfig, PreferenceConfig, ReinforcementConfig,
+};
 use crate::optimizer::OptimizerConfig;
 use crate::parallel::ParallelConfig;
 use crate::paths::flatten;
@@ -20,7 +23,7 @@ use ottava_common::error::{Error, Result};
 use ottava_models::layers::ExpertsSpec;
 use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::expect_blocks;
-use ottava_parallel::optim::{Optimizer, Schedule};
+use ottava_parallel::optim::{EmaOptimizer, Optimizer, Schedule};
 use ottava_recipe::param::Param;
 use ottava_recipe::{Precision, Recipe};
 use ottava_tensor::Device;
@@ -53,6 +56,10 @@ pub struct RunConfig {
     pub reinforcement: ReinforcementConfig,
     /// Distillation.
     pub distillation: DistillationConfig,
+    /// Classification of texts.
+    pub classification: ClassificationConfig,
+    /// Embeddings of texts.
+    pub embedding: EmbeddingConfig,
     /// Steps and batches.
     pub training: TrainingConfig,
     /// The algorithm that updates weights, and the formats in which it stores them.
@@ -61,6 +68,8 @@ pub struct RunConfig {
     /// The learning rate of each step.
     #[serde(deserialize_with = "LrSchedulerConfig::read")]
     pub lr_scheduler: LrSchedulerConfig,
+    /// The average of the weights.
+    pub ema: EmaSettings,
     /// Evaluations, the best checkpoint, and early stopping.
     pub evaluation: EvaluationConfig,
     /// Checkpoints.
@@ -158,9 +167,12 @@ impl Default for RunConfig {
             preference: PreferenceConfig::default(),
             reinforcement: ReinforcementConfig::default(),
             distillation: DistillationConfig::default(),
+            classification: ClassificationConfig::default(),
+            embedding: EmbeddingConfig::default(),
             training: TrainingConfig::default(),
             optimizer: OptimizerConfig::default(),
             lr_scheduler: LrSchedulerConfig::default(),
+            ema: EmaSettings::default(),
             evaluation: EvaluationConfig::default(),
             checkpoint: CheckpointConfig::default(),
             logging: LoggingConfig::default(),
@@ -241,6 +253,7 @@ impl RunConfig {
         sizes.head.label_smoothing = if is_smoothed { self.training.label_smoothing_factor } else { 0.0 };
         self.shape_policy(&mut sizes, file)?;
         self.shape_student(&mut sizes, file)?;
+        self.shape_embedding(&mut sizes);
         sizes.lora = self.lora.adapters();
         if sizes.lora.is_some() {
             self.tokenizer.expect_trained_rows(&sizes, &decoder_config(&ConfigFile::read(&self.model.path)?)?)?;
@@ -308,7 +321,11 @@ impl RunConfig {
 
     /// Creates the optimizer of the run, before its first step.
     pub fn new_optimizer(&self, params: &[&mut Param]) -> Result<Box<dyn Optimizer>> {
-        self.optimizer.build(self.training.max_grad_norm, params)
+        let optimizer = self.optimizer.build(self.training.max_grad_norm, params)?;
+        match self.ema.config() {
+            Some(config) => Ok(Box::new(EmaOptimizer::new(optimizer, config, params)?)),
+            None => Ok(optimizer),
+        }
     }
 
     /// Whether FP8 codes of weights are stored for the whole step. Codes of frozen weights are always stored by default: they take less memory than

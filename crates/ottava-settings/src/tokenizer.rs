@@ -124,11 +124,11 @@ impl TokenizerConfig {
     }
 
     /// Errors with [`Error::Config`] if adapters would leave the rows of new tokens as they are, also of tokens whose rows the folder has. `sizes` are the
-    /// sizes of the run, and `of_folder` the sizes of the model's folder. A reward model has no head with a row for each token.
+    /// sizes of the run, and `of_folder` the sizes of the model's folder. A classifier has no head with a row for each token.
     pub(super) fn expect_trained_rows(&self, sizes: &DecoderConfig, of_folder: &DecoderConfig) -> Result<()> {
         let Some(lora) = &sizes.lora else { return Ok(()) };
         let names = sizes.stream.names;
-        let modules = if sizes.head.score { &[names.embedding][..] } else { &[names.embedding, names.head] };
+        let modules = if sizes.head.labels.is_some() { &[names.embedding][..] } else { &[names.embedding, names.head] };
         let new = self.changed.as_ref().map_or(&[][..], |changed| &changed.new_tokens);
         let rows = sizes.vocabulary - of_folder.vocabulary;
         if modules.iter().all(|module| lora.saves(module)) || rows == 0 && new.is_empty() {
@@ -169,7 +169,7 @@ mod tests {
         let check = |sizes: &DecoderConfig| tokens.expect_trained_rows(sizes, &of_folder);
         let error = check(&sizes).unwrap_err().to_string();
         assert!(error.contains("`lora.modules_to_save = [\"embed_tokens\", \"lm_head\"]`"), "{error}");
-        sizes.head.score = true;
+        sizes.head.labels = Some(1);
         check(&sizes).unwrap();
         sizes.lora = Some(Lora::of_no_linear());
         let error = check(&sizes).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! Output head and loss in one. Logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a reward
-//! model computes one score instead of logits.
+//! Output head and loss in one. Logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a
+//! classifier or a reward model computes scores instead of logits.
 
 use super::{Factor, Norm, NormSaved, SCORE, VALUE};
 use ottava_common::error::{Error, Result};
@@ -23,7 +23,7 @@ pub struct Head {
     pub factor: Factor,
     /// The result of the product.
     pub output: HeadOutput,
-    /// The weight `[V, C]`, or `[1, C]` for a score. `None` if the weight is the embedding's table in the same stage.
+    /// The weight `[V, C]`, or `[L, C]` for the scores of `L` labels. `None` if the weight is the embedding's table in the same stage.
     pub weight: Option<Param>,
     /// The weight `[C]` of the value head, if the model has one.
     pub value: Option<Param>,
@@ -37,9 +37,9 @@ pub enum HeadOutput {
     /// The logits in F32 (F64 for F64), with this loss, like the logits of inference. The log-probabilities then equal the log-probabilities of the
     /// distribution that inference samples from. On a CPU, they are equal bit for bit.
     WideLogits(CrossEntropy),
-    /// The score of a reward model. At tokens with a target, the loss is the negative score. If the last token of a sequence is the only target, the
-    /// sum of the losses is minus the reward.
-    Score,
+    /// The scores of labels, of a classifier or a reward model. With one label, the loss of a token with a target is the negative score. If the last
+    /// token of a sequence is the only target, the sum of the losses is minus the reward. Other losses of scores read [`Head::chunked_gradient`].
+    Scores,
 }
 
 /// The loss of a chunk of tokens, as [`Head::chunked_gradient`] calls it.
@@ -50,7 +50,7 @@ pub type ChunkLoss<'a> = dyn FnMut(&mut Tensor, usize, usize) -> Result<Tensor> 
 pub struct HeadConfig<'a> {
     /// The name in a folder.
     pub name: &'static str,
-    /// The number of tokens in the vocabulary, `V`.
+    /// The number of tokens in the vocabulary, `V`, or the number of labels, `L`.
     pub vocabulary: usize,
     /// The width `C` of the residual stream.
     pub channels: usize,
@@ -77,8 +77,8 @@ pub enum HeadWeight<'a> {
     Embedding(&'a str),
     /// A copy of the embedding's table, which is in another stage.
     Copy(&'a str),
-    /// The single row of a score. It is trained even if the other weights are frozen beside adapters.
-    Score,
+    /// A row for each label. The weight is trained even if the other weights are frozen beside adapters.
+    Scores,
 }
 
 /// The number of tokens whose logits are in memory at once.
@@ -90,12 +90,12 @@ const ALIGNED: usize = 8;
 const PADDED: usize = 64;
 
 impl HeadOutput {
-    /// Returns the loss of the logits and their type, for activations in `compute`. Returns `None` for a score.
+    /// Returns the loss of the logits and their type, for activations in `compute`. Returns `None` for scores.
     pub fn of_logits(self, compute: DType) -> Option<(CrossEntropy, DType)> {
         match self {
             HeadOutput::Logits(how) => Some((how, compute)),
             HeadOutput::WideLogits(how) => Some((how, real_type(compute))),
-            HeadOutput::Score => None,
+            HeadOutput::Scores => None,
         }
     }
 }
@@ -119,10 +119,10 @@ impl Head {
             HeadWeight::Own => (name.to_string(), matrix(build, name)?),
             HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
             HeadWeight::Copy(table) => (format!("{table} (as head)"), matrix(build, table)?),
-            HeadWeight::Score => {
-                (output, own, fixed) = (HeadOutput::Score, 1, SCORE);
+            HeadWeight::Scores => {
+                (output, own, fixed) = (HeadOutput::Scores, vocabulary, SCORE);
                 let prefix = if build.lora.is_some() { PEFT_PREFIX } else { "" };
-                let tensor = FolderTensor::new(format!("{prefix}{SCORE}.weight"), vec![1, channels]);
+                let tensor = FolderTensor::new(format!("{prefix}{SCORE}.weight"), vec![vocabulary, channels]);
                 let shard = build.shard(tensor, Split::None)?;
                 build.description.modules.add(&format!("{SCORE}.weight"), 0);
                 (SCORE.to_string(), Some(Param::trained(build, vec![shard], Init::Normal(std))?))
@@ -228,15 +228,13 @@ impl Head {
         ranks: &dyn LayerRanks,
     ) -> Result<(Tensor, Tensor)> {
         let Some((how, _)) = output.of_logits(x.dtype()) else {
-            let losses = score_losses(x, weight, loan, targets, ranks)?;
-            let own = ranks.place(Axis::Tensor).range(targets.len());
-            let dscores = negate_targets(scale, targets, x.dtype())?.rows(own.start, own.end)?;
-            let dscores = dscores.reshape(&[own.len(), 1])?;
-            if weight.is_trained() {
-                let (a, b) = (Operand::plain_transposed(&dscores), Operand::plain_transposed(x));
-                weight.gradient.add_product(WgradProduct::exact(a, b))?;
-            }
-            return Ok((losses, dgrad(&dscores, &weight.read(loan)?, x.dtype())?));
+            expect_one_label(weight)?;
+            return Head::score_gradient(x, weight, loan, ranks, &mut |scores, _, _| {
+                let (real, count) = (scores.dtype(), targets.len());
+                let losses = negate_targets(&scores.reshape(&[count])?, targets, real)?;
+                scores.copy_from(0, &negate_targets(scale, targets, real)?.reshape(&[count, 1])?)?;
+                Ok(losses)
+            });
         };
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
         Head::chunked_gradient(x, weight, loan, targets.len(), output, ranks, &mut |logits, start, end| {
@@ -257,7 +255,7 @@ impl Head {
     /// [`Head::losses_and_gradient`] of any loss of logits. `loss_of_chunk` gets the logits of the tokens from the second to the third argument,
     /// whose rows may have padding of zeros. It replaces the logits by the gradient of the scaled losses, and returns the losses `[tokens]`.
     ///
-    /// Errors for the head of a reward model.
+    /// In a classifier, `loss_of_chunk` gets the scores `[tokens, L]` of all tokens at once, in F32 (F64 for F64).
     pub fn chunked_gradient(
         x: &Tensor,
         weight: &mut Param,
@@ -268,7 +266,7 @@ impl Head {
         loss_of_chunk: &mut ChunkLoss,
     ) -> Result<(Tensor, Tensor)> {
         let Some((_, dtype)) = output.of_logits(x.dtype()) else {
-            return Err(Error::Model("the head of a reward model has no logits; the loss reads logits".into()));
+            return Head::score_gradient(x, weight, loan, ranks, loss_of_chunk);
         };
         let x = ranks.gather(Axis::Tensor, weight.identity.name(), x)?;
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
@@ -302,6 +300,43 @@ impl Head {
         };
         Ok((losses, dx))
     }
+
+    /// Returns the scores `[T, L]` of all labels for the tokens `x`, in F32 (F64 for F64), because differences of scores can be smaller than a BF16
+    /// step. Ranks that divide tensors divide the tokens of `x`, and gather the scores.
+    pub fn scores(x: &Tensor, weight: &Param, loan: &Loan, ranks: &dyn LayerRanks) -> Result<Tensor> {
+        let scores = Head::logits(x, weight, loan, real_type(x.dtype()))?;
+        ranks.gather(Axis::Tensor, weight.identity.name(), &scores)
+    }
+
+    /// [`Head::chunked_gradient`] of a loss of scores. The head has few labels, so the scores of all tokens are in memory at once.
+    fn score_gradient(
+        x: &Tensor,
+        weight: &mut Param,
+        loan: &Loan,
+        ranks: &dyn LayerRanks,
+        loss: &mut ChunkLoss,
+    ) -> Result<(Tensor, Tensor)> {
+        let mut scores = Head::scores(x, weight, loan, ranks)?;
+        let [tokens, _] = scores.dims("scores")?;
+        let losses = loss(&mut scores, 0, tokens)?;
+        let own = ranks.place(Axis::Tensor).range(tokens);
+        let dscores = cast(&scores.rows(own.start, own.end)?, x.dtype())?;
+        if weight.is_trained() {
+            let (a, b) = (Operand::plain_transposed(&dscores), Operand::plain_transposed(x));
+            weight.gradient.add_product(WgradProduct::exact(a, b))?;
+        }
+        Ok((losses, dgrad(&dscores, &weight.read(loan)?, x.dtype())?))
+    }
+}
+
+/// Errors for the head of a classifier with several labels, whose losses are no losses of single tokens.
+fn expect_one_label(weight: &Param) -> Result<()> {
+    match weight.weights.shape()[0] {
+        1 => Ok(()),
+        labels => {
+            Err(Error::Model(format!("the head has scores of {labels} labels, and the score of a reward is one")))
+        }
+    }
 }
 
 /// Creates the weight of a value head, which starts at zero.
@@ -326,13 +361,11 @@ fn dgrad(dy: &Tensor, weight: &Tensor, out: DType) -> Result<Tensor> {
     Ok(gemm_nt(Operand::plain(dy), Operand::plain_transposed(weight), out, Accumulation::Exact)?)
 }
 
-/// Returns minus the scores of tokens with a target, in F32 (F64 for F64), because differences of rewards can be smaller than a BF16 step. Ranks that
-/// divide tensors divide the tokens of `x`, and gather the scores.
+/// Returns minus the scores of tokens with a target, of a head with one label.
 fn score_losses(x: &Tensor, weight: &Param, loan: &Loan, targets: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
-    let real = real_type(x.dtype());
-    let scores = Head::logits(x, weight, loan, real)?.reshape(&[x.shape()[0]])?;
-    let scores = ranks.gather(Axis::Tensor, weight.identity.name(), &scores)?;
-    Ok(negate_targets(&scores, targets, real)?)
+    expect_one_label(weight)?;
+    let scores = Head::scores(x, weight, loan, ranks)?;
+    Ok(negate_targets(&scores.reshape(&[targets.len()])?, targets, scores.dtype())?)
 }
 
 /// Returns `weight` with rows of zeros that pad its logits. A part of the vocabulary is returned without padding.

@@ -14,6 +14,7 @@
 //! `lion.rs` is the smallest optimizer that users can choose.
 
 mod adamw;
+mod ema;
 mod lion;
 mod loss_scale;
 mod momenta;
@@ -24,6 +25,7 @@ mod schedule;
 mod update;
 
 pub use adamw::{AdamWConfig, AdamWOptimizer};
+pub use ema::{EMA, EmaConfig, EmaOptimizer};
 pub use lion::LionOptimizer;
 pub use loss_scale::{LossScale, Overflow};
 pub use momenta::MomentumConfig;

@@ -62,4 +62,4 @@ pub use loan::{Loan, LoanedWeight};
 pub use parameter::{ForwardWeight, Param, SliceWrite, SuspendedWeight, Writer};
 pub use shard::{AdapterMatrix, ExpertAdapter, FolderLayout, FolderTensor, Region, Shard, Split, StackOrder, Stacked};
 pub use unit::{Direction, Resident, Units};
-pub use weights::{Master, Weights};
+pub use weights::{Master, StoredWeights, Weights};

@@ -14,7 +14,7 @@ use super::identity::{Identity, Stack};
 use super::loan::{Loan, LoanedWeight};
 use super::ownership::Ownership;
 use super::shard::{FolderLayout, Shard};
-use super::weights::Weights;
+use super::weights::{StoredWeights, Weights};
 use crate::Cast;
 use crate::lora::{PEFT_PREFIX, module_of};
 use crate::scaling::{Casts, Slot, Values};
@@ -201,10 +201,15 @@ impl Param {
             cast_into(&values, &mut full, at)?;
             at += values.len();
         }
-        let full = into_shape(full, &self.update_shape())?;
+        self.fill(into_shape(full, &self.update_shape())?, largest)
+    }
+
+    /// Stores the F32 values `full` `[update_shape]` of the elements that this process updates.
+    fn fill(&mut self, full: Tensor, largest: &mut dyn FnMut(&str, Tensor) -> Result<Tensor>) -> Result<()> {
         let amax = match self.weights.masters() {
             Masters::Float16 => {
-                let own = if full.is_empty() { Tensor::zeros(&device, &[1], DType::F32)? } else { amax(&full)? };
+                let zeros = || Tensor::zeros(full.device(), &[1], DType::F32);
+                let own = if full.is_empty() { zeros()? } else { amax(&full)? };
                 Some(largest(self.identity.name(), own)?)
             }
             Masters::None | Masters::Float32 | Masters::Remainder => None,
@@ -216,6 +221,23 @@ impl Param {
             _ if self.is_offloaded() => self.weights.offload_read(),
             _ => Ok(()),
         }
+    }
+
+    /// Replaces the weights by the F32 values `full`, in the shape [`Param::update_shape`], and returns the weights before. `largest` is the `largest` of
+    /// [`Param::load`]. Codes are not cast.
+    pub fn replace(
+        &mut self,
+        full: Tensor,
+        largest: &mut dyn FnMut(&str, Tensor) -> Result<Tensor>,
+    ) -> Result<StoredWeights> {
+        let before = self.weights.take();
+        self.fill(full, largest)?;
+        Ok(before)
+    }
+
+    /// Puts the weights back that [`Param::replace`] has returned. Codes are not cast.
+    pub fn put_back(&mut self, before: StoredWeights) {
+        self.weights.put(before);
     }
 
     /// Loads a parameter that is not divided among processes.

@@ -49,7 +49,23 @@ pub enum Master {
     Rest(Tensor),
 }
 
+/// The stored tensors of weights, which [`Param::replace`](super::Param::replace) returns.
+pub struct StoredWeights {
+    value: Option<Tensor>,
+    master: Option<Master>,
+}
+
 impl Weights {
+    /// Takes the weights that layers read, and the master weights.
+    pub(super) fn take(&mut self) -> StoredWeights {
+        StoredWeights { value: self.value.take(), master: self.master.take() }
+    }
+
+    /// Stores the weights of [`Weights::take`] again.
+    pub(super) fn put(&mut self, StoredWeights { value, master }: StoredWeights) {
+        (self.value, self.master) = (value, master);
+    }
+
     /// Creates weights of this shape that layers read in `dtype`, with master weights in the format `masters`.
     pub fn new(device: &Device, shape: &[usize], dtype: DType, masters: Masters) -> Weights {
         Weights {

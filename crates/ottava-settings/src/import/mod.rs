@@ -68,6 +68,7 @@ pub fn import(path: &Path) -> Result<Imported> {
     import.table(&yaml.table, "");
     import.name_losses_of_cpo();
     import.leave_out_smoothing();
+    import.leave_out_label_of_rewards();
     import.name_wandb();
     import.add_policy();
     import.add_defaults();
@@ -330,6 +331,15 @@ impl Import<'_> {
         let is_known = self.ours.iter().any(|setting| setting.path == "logging.report_to");
         if self.trainer == Trainer::Axolotl && names("wandb_project") && !is_known {
             self.add("wandb_project", "logging.report_to", Value::from(vec!["wandb"]));
+        }
+    }
+
+    /// Leaves out the number of labels of a reward model, whose only label is the reward.
+    fn leave_out_label_of_rewards(&mut self) {
+        let is_one =
+            |setting: &Setting| setting.path == "classification.num_labels" && setting.value.as_integer() == Some(1);
+        if self.ours.iter().any(|setting| setting.path == OBJECTIVE) {
+            self.ours.retain(|setting| !is_one(setting));
         }
     }
 

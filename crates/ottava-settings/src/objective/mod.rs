@@ -1,8 +1,13 @@
 //! The objectives: the settings of each objective, and the properties of objectives that the rest of a run reads.
 
+mod classification;
+mod classification_runs;
 mod distillation;
 mod distillation_runs;
 mod effects;
+mod embedding;
+mod embedding_runs;
+mod examples;
 mod loss_type;
 mod preference;
 mod preference_runs;
@@ -11,8 +16,10 @@ mod reinforcement_runs;
 #[cfg(test)]
 mod tests;
 
+pub use classification::{ClassificationConfig, ProblemType};
 pub use distillation::DistillationConfig;
 pub(super) use effects::OF_REFERENCE;
+pub use embedding::{EmbeddingConfig, EmbeddingPooling};
 pub use loss_type::{LossType, LossTypes};
 pub use preference::PreferenceConfig;
 pub use reinforcement::{
@@ -21,7 +28,8 @@ pub use reinforcement::{
 };
 
 use crate::RunConfig;
-use ottava_data::PreferenceKind;
+use ottava_checkpoint::Better;
+use ottava_data::{Formatting, PreferenceKind};
 use preference::problems;
 
 /// What a run optimises.
@@ -39,6 +47,10 @@ pub enum ObjectiveKind {
     Reinforcement,
     /// The distributions of a teacher at the tokens of documents.
     Distillation,
+    /// The labels of texts.
+    Classification,
+    /// Texts that belong together.
+    Embedding,
 }
 
 /// The properties of an objective that the rest of a run reads.
@@ -56,6 +68,10 @@ pub struct ObjectiveProperties {
     pub compares_passes: bool,
     /// Whether the loss falls as the model learns. The loss of policies is about 0 in each step, since advantages are differences from a mean.
     pub loss_falls: bool,
+    /// The formatting of records that do not name their formatting.
+    pub formatting: Formatting,
+    /// The metrics of held-out rows, besides the loss, by which evaluations are compared, without the prefix `eval_`.
+    pub metrics: &'static [(&'static str, Better)],
 }
 
 impl ObjectiveKind {
@@ -68,6 +84,8 @@ impl ObjectiveKind {
             smooths_labels: false,
             compares_passes: false,
             loss_falls: true,
+            formatting: Formatting::Auto,
+            metrics: &[],
         };
         match self {
             ObjectiveKind::NextToken => {
@@ -77,11 +95,38 @@ impl ObjectiveKind {
             ObjectiveKind::Pairs => tuning(PreferenceKind::Pairs.documents()),
             ObjectiveKind::Labels => tuning(PreferenceKind::Labels.documents()),
             ObjectiveKind::Reinforcement => {
-                ObjectiveProperties { cuts_documents: false, loss_falls: false, ..tuning(1) }
+                let formatting = Formatting::Prompts;
+                ObjectiveProperties { cuts_documents: false, loss_falls: false, formatting, ..tuning(1) }
             }
+            ObjectiveKind::Classification => ObjectiveProperties {
+                formatting: Formatting::Classification,
+                metrics: &[
+                    ("accuracy", Better::Higher),
+                    ("f1", Better::Higher),
+                    ("pearson", Better::Higher),
+                    ("mse", Better::Lower),
+                ],
+                ..tuning(1)
+            },
+            ObjectiveKind::Embedding => ObjectiveProperties {
+                formatting: Formatting::Embedding,
+                metrics: &[("accuracy", Better::Higher), ("mrr", Better::Higher)],
+                ..tuning(1)
+            },
             ObjectiveKind::Reward => {
                 ObjectiveProperties { cuts_documents: false, ..tuning(PreferenceKind::Pairs.documents()) }
             }
+        }
+    }
+}
+
+impl ObjectiveKind {
+    /// Returns the table of the settings of an objective whose data are examples, or `None` for other objectives.
+    pub fn of_examples(self) -> Option<&'static str> {
+        match self {
+            ObjectiveKind::Classification => Some("[classification]"),
+            ObjectiveKind::Embedding => Some("[embedding]"),
+            _ => None,
         }
     }
 }
@@ -90,7 +135,8 @@ impl RunConfig {
     /// Lists the problems of the objective's settings.
     pub(super) fn objective_problems(&self) -> Vec<String> {
         let of_preferences = problems(&self.preference);
-        [of_preferences, self.reinforcement_problems(), self.distillation_problems()].concat()
+        let of_examples = [self.classification_problems(), self.embedding_problems(), self.example_problems()].concat();
+        [of_preferences, self.reinforcement_problems(), self.distillation_problems(), of_examples].concat()
     }
 
     /// What the run optimises. If the settings do not say it, the next token until [`RunConfig::resolve_data`] has read the data.
@@ -101,6 +147,12 @@ impl RunConfig {
         if self.distillation.is_on() {
             return ObjectiveKind::Distillation;
         }
+        if self.classification.is_on() {
+            return ObjectiveKind::Classification;
+        }
+        if self.embedding.is_on() {
+            return ObjectiveKind::Embedding;
+        }
         match self.preference.losses().first().map(|loss| loss.kind()) {
             None => ObjectiveKind::NextToken,
             Some(_) if self.preference.trains_reward_model() => ObjectiveKind::Reward,
@@ -109,8 +161,9 @@ impl RunConfig {
         }
     }
 
-    /// Rows of a micro-batch; a pair has two rows.
+    /// Rows of a micro-batch; a pair has two rows, and an example of `[embedding]` has a row for each text.
     pub fn micro_batch_rows(&self) -> usize {
-        self.training.per_device_train_batch_size * self.objective().properties().rows
+        let texts = if self.objective() == ObjectiveKind::Embedding { self.embedding.texts() } else { 1 };
+        self.training.per_device_train_batch_size * self.objective().properties().rows * texts
     }
 }

@@ -1,9 +1,9 @@
 //! Checks of the settings of a run on preferences.
 
-use crate::RunConfig;
+use crate::{ObjectiveKind, RunConfig};
 use ottava_common::error::{Error, Result};
 use ottava_data::{Formatting, Packing};
-use ottava_models::{ConfigFile, is_reward_model, reward_model};
+use ottava_models::{ConfigFile, classifier, is_classifier, reward_model};
 
 impl RunConfig {
     /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
@@ -20,7 +20,7 @@ impl RunConfig {
             };
         };
         // A folder that cannot be read is an error where its sizes are.
-        let is_reward_model = ConfigFile::read(&self.model.path).and_then(|file| is_reward_model(&file));
+        let is_reward_model = ConfigFile::read(&self.model.path).and_then(|file| is_classifier(&file));
         let unresolved = self.clone();
         self.preference.resolve(kind, &self.lora, is_reward_model.unwrap_or(false))?;
         // Settings that do not go together with the loss that "auto" stands for.
@@ -50,15 +50,17 @@ impl RunConfig {
         Ok(())
     }
 
-    /// `config.json` of the model that is trained: the file in `model.path`, or the file of a reward model that starts from `model.path`.
-    /// `padding` is the padding token of the tokenizer, for a reward model.
+    /// `config.json` of the model that is trained: the file in `model.path`, or the file of a classifier or a reward model that starts from
+    /// `model.path`. `padding` is the padding token of the tokenizer, for these models.
     pub fn model_config(&self, padding: Option<u32>) -> Result<ConfigFile> {
         let file = self.tokenizer.apply(ConfigFile::read(&self.model.path)?)?;
-        match (self.preference.trains_reward_model(), is_reward_model(&file)?) {
-            (true, _) => reward_model(&file, padding),
-            (false, false) => Ok(file),
-            (false, true) => Err(file.error(
-                "this is a reward model, which is trained on pairs of preferences (`chosen` and `rejected`) by `preference.loss_type` = \"bradley_terry\" or \"auto\"",
+        match self.objective() {
+            ObjectiveKind::Classification => classifier(&file, padding, &self.classification.labels()),
+            ObjectiveKind::Reward => reward_model(&file, padding),
+            _ if !is_classifier(&file)? => Ok(file),
+            _ => Err(file.error(
+                "this is a reward model or a classifier: a reward model is trained on pairs of preferences (`chosen` and `rejected`) by \
+                 `preference.loss_type` = \"bradley_terry\" or \"auto\", and a classifier on texts with labels by `classification.problem_type`",
             )),
         }
     }

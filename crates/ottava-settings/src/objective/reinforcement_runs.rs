@@ -42,6 +42,10 @@ impl RunConfig {
             r.loss.beta == 0.0 || self.lora.r > 0 || self.model.init == WeightInit::Pretrained,
             "`reinforcement.loss.beta` is above 0, and `model.init` is \"random\": the reference model is the model that the run starts from, which has learned nothing; set one of them",
         );
+        all.demand(
+            self.ema.decay == 0.0 || !self.ema.evaluate,
+            "`ema.evaluate` is true, and evaluations of reinforcement learning draw completions, which only the trained weights do; set it to false",
+        );
         all.0.extend(environment_problems(r));
         all.0.extend(endpoint_problems(r));
         all.demand(
@@ -97,7 +101,9 @@ impl RunConfig {
     pub fn reward_model_sizes(&self, name: &str, folder: &Path) -> Result<DecoderConfig> {
         let file = ConfigFile::read(folder)?;
         let (sizes, own) = (decoder_config(&file)?, self.decoder_config()?.vocabulary);
-        let problem = if !sizes.head.score {
+        let problem = if let Some(labels) = sizes.head.labels.filter(|&labels| labels > 1) {
+            format!("a classifier of {labels} labels, and a reward is one score; choose a reward model")
+        } else if sizes.head.labels.is_none() {
             "a language model, whose head computes tokens and no score; `ottava train` makes a reward model of it with `preference.loss_type` = \
              \"bradley_terry\""
                 .to_string()

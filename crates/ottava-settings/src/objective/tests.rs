@@ -169,3 +169,24 @@ fn losses_without_a_reference_model_leave_its_keys_unread() {
     }
     assert_eq!(told("loss_type = \"cpo\"\nbeta = 0.2\ncpo_alpha = 0.5\nlabel_smoothing = 0.1"), "");
 }
+
+#[test]
+fn objectives_of_examples_refuse_what_does_not_go_together() {
+    let labels = |keys: &str| format!("{SMALL}\n[classification]\nlabel_names = [\"no\", \"yes\"]\n{keys}");
+    for (keys, words) in [
+        ("[embedding]\npooling = \"mean\"", "[classification] and [embedding] are both set"),
+        ("[distillation]\nteacher = \"t\"", "both set"),
+        ("[preference]\nloss_type = \"ipo\"", "[classification] and `preference.loss_type` are both set"),
+        ("[generation]\nprompts = [\"a\"]", "writes no text"),
+        ("num_labels = 3", "`classification.num_labels` is 3"),
+    ] {
+        let error = load(&labels(keys), &[]).unwrap_err().to_string();
+        assert!(error.contains(words), "{keys}: {error}");
+    }
+    let config = load(&labels(""), &[]).unwrap();
+    assert_eq!(config.objective(), ObjectiveKind::Classification);
+    assert_eq!(load(&config.to_toml(), &[]).unwrap(), config);
+    let related = load(&format!("{SMALL}\n[embedding]\npooling = \"last\"\nnegatives = 2\n"), &[]).unwrap();
+    assert_eq!((related.objective(), related.embedding.texts()), (ObjectiveKind::Embedding, 4));
+    assert_eq!(load(&related.to_toml(), &[]).unwrap(), related);
+}

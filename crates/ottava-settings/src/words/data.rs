@@ -136,7 +136,8 @@ pub(super) const ROWS: &[Row] = &[
     ("use_eaft", Only(&["false"], LOSSES)),
     ("use_eaft_loss", Only(&["false"], LOSSES)),
     ("eaft_*", Not(LOSSES)),
-    ("num_labels", Only(&["1"], "a reward model has one label; classification is not implemented")),
+    ("num_labels", Is("classification.num_labels")),
+    ("problem_type", Is("classification.problem_type")),
     ("oft_*", Not(VARIANTS)),
     (
         "min_sample_len",

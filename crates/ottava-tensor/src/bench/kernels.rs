@@ -287,7 +287,11 @@ fn preference(table: &mut Table, t: usize) -> Result<()> {
     table.row("policy_loss", 36 * t, &mut || policy_loss(&how, &losses, &ids, &known, &zero).map(drop))?;
     let of_values = ValueTargets { old: &known.old, returns: &known.reference, weights: &known.weights };
     let how = ValueLoss { coefficient: 0.1, range: 0.5 };
-    table.row("value_loss", 28 * t, &mut || value_loss(&how, &losses, &ids, of_values, &zero).map(drop))
+    table.row("value_loss", 28 * t, &mut || value_loss(&how, &losses, &ids, of_values, &zero).map(drop))?;
+    let (mut scores, labels) = (table.random(&[t, 2], DType::F32)?, table.random(&[1, 2], DType::F32)?);
+    table.row("label_loss", 24 * t, &mut || {
+        label_loss(LabelLoss::SingleLabel, &mut scores, &ids, &labels, &zero).map(drop)
+    })
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ const FAMILIES: [(&str, &[&str]); 26] = [
     ("linears, wgrad", &[]),
     ("experts, products", &["grouped_", "wgmma"]),
     ("routing", &["route", "add_counts", "count_slots", "place_slots", "gather", "combine", "weight_gradient"]),
-    ("head and loss", &["cross_entropy", "divergence", "entropy", "cap_logits"]),
+    ("head and loss", &["cross_entropy", "divergence", "entropy", "cap_logits", "label_loss"]),
     ("attention", &["attention", "row_products", "output_gate"]),
     (
         "recurrent layers",
@@ -37,7 +37,7 @@ const FAMILIES: [(&str, &[&str]); 26] = [
     ("biases", &["add_bias", "partial_sums", "add_partial_sums"]),
     ("embedding", &["embedding", "add_noise"]),
     ("gradient norm", &["sum_of_squares", "root_of_sum"]),
-    ("optimizer", &["adamw", "momentum", "normalize", "polynomial", "descend"]),
+    ("optimizer", &["adamw", "momentum", "normalize", "polynomial", "descend", "ema"]),
     ("gradients in FP8", &["encode_gradients", "decode_gradients", "relative_error"]),
     ("other kernels", &[]),
     ("exposed gathers", &["ncclAllGather", "copies of a gather"]),

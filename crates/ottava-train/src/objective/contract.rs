@@ -3,7 +3,7 @@
 use super::rollout::Clients;
 use super::validation::Validation;
 use crate::phase::Passes;
-use crate::step::{Loss, Metrics, TrainStep};
+use crate::step::{Loss, Metrics, NextTokenLoss, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::{Batch, DataState, RowShare, TrainingData};
 use ottava_models::{ConfigFile, Decoder};
@@ -17,6 +17,11 @@ use serde_json::Value;
 pub trait Objective {
     /// The loss of a micro-batch of `rows` rows, with room on `device` for what it reads, in the type of sums `dtype`.
     fn loss(&self, rows: usize, device: &Device, dtype: DType) -> Result<Box<dyn Loss>>;
+
+    /// The loss of a micro-batch of `rows` rows in passes without gradients, whose [`Loss::evaluated`] says what the passes return.
+    fn evaluated(&self, _rows: usize, _device: &Device, _dtype: DType) -> Result<Box<dyn Loss>> {
+        Ok(Box::new(NextTokenLoss))
+    }
 
     /// The documents of a row, at most, if [`Rows::load`] packs rows itself. `None` if the data have the rows.
     fn max_documents(&self) -> Option<usize> {

@@ -20,8 +20,10 @@
 //! `settings/objective/mod.rs`; its settings. The test `tests/promises/objectives/bandit.rs` of this crate has a policy-gradient objective whose rows the model
 //! samples.
 
+pub mod classification;
 mod contract;
 pub mod distillation;
+pub mod embedding;
 mod frozen;
 mod kto;
 mod next_token;
@@ -35,6 +37,8 @@ pub use contract::{LoadedRows, Objective, Opening, Rows};
 pub use frozen::FrozenModel;
 pub use validation::{ComparedMetric, Evaluation, Validation, metric_of_task};
 
+use classification::Classification;
+use embedding::Embedding;
 use kto::Labels;
 use next_token::NextToken;
 use ottava_settings::{ObjectiveKind, RunConfig};
@@ -51,6 +55,8 @@ pub fn of(config: &RunConfig) -> Box<dyn Objective> {
         ObjectiveKind::Reward => Box::new(Reward::new(config)),
         ObjectiveKind::Reinforcement => Box::new(Reinforcement::new(config)),
         ObjectiveKind::Distillation => distillation::of(config),
+        ObjectiveKind::Classification => Box::new(Classification::new(config)),
+        ObjectiveKind::Embedding => Box::new(Embedding::new(config)),
     }
 }
 

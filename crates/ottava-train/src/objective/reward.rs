@@ -1,6 +1,6 @@
 //! Reward models: the scores of pairs of sequences.
 //!
-//! A reward model is a `DecoderConfig` with `score`, whose `Head` has `HeadOutput::Score`: the loss of a token is minus its score
+//! A reward model is a `DecoderConfig` with one label, whose `Head` has `HeadOutput::Scores`: the loss of a token is minus its score
 //! (`negate_targets`), and only the last token of a row is a target (`RowTarget::Reward`). So the sum over a sequence is its reward, and all that
 //! holds for preferences applies, with margins in the place of the reference. `reward_model` (`models/lib.rs`) makes the `config.json` of a reward
 //! model from the file of a language model, and `AdaptedWeights` draws the new head. `language_model_config` refuses reward models for the engine,

@@ -15,8 +15,19 @@ pub struct Evaluation {
     pub metrics: Metrics,
 }
 
-/// The metrics of held-out rows by which evaluations are compared. Lower values are better.
-const OF_ROWS: [&str; 2] = ["loss", "bits_per_byte"];
+/// The metrics of held-out rows by which evaluations are compared, and which values are better.
+const OF_ROWS: [(&str, Better); 7] = [
+    ("loss", Better::Lower),
+    ("bits_per_byte", Better::Lower),
+    ("accuracy", Better::Higher),
+    ("f1", Better::Higher),
+    ("pearson", Better::Higher),
+    ("mse", Better::Lower),
+    ("mrr", Better::Higher),
+];
+
+/// The prefix of metrics of the average of the weights.
+const OF_AVERAGE: &str = "ema_";
 
 /// A metric of evaluations by the recipe and in BF16, with the same weights.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +51,8 @@ pub struct Validation {
     pub sets: Vec<(String, Evaluation)>,
     /// The metrics of each task, by name.
     pub tasks: Vec<(String, Vec<Measured>)>,
+    /// The evaluation of all rows by the average of the weights, if the run has one.
+    pub average: Option<Evaluation>,
     /// The metric of the sentinel, if the run has one.
     pub compared: Option<ComparedMetric>,
 }
@@ -99,8 +112,11 @@ impl Validation {
 
     /// The metrics by which evaluations are compared, with their names, and which values are better.
     fn compared_metrics(&self) -> Vec<(String, f64, Better)> {
-        let of_rows = self.numbers().filter(|(_, name, _)| OF_ROWS.contains(name));
-        let of_rows = of_rows.map(|(prefix, name, value)| (format!("eval_{prefix}{name}"), value, Better::Lower));
+        // The average of the weights begins after some steps, so it is not compared.
+        let of_rows = self.numbers().filter(|(prefix, ..)| prefix != OF_AVERAGE).filter_map(|(prefix, name, value)| {
+            let (_, better) = OF_ROWS.into_iter().find(|(known, _)| *known == name)?;
+            Some((format!("eval_{prefix}{name}"), value, better))
+        });
         let of_tasks = self.measured().map(|(task, measured)| {
             let better = if measured.higher_is_better { Better::Higher } else { Better::Lower };
             (metric_of_task(task, measured.name), measured.value, better)
@@ -127,7 +143,8 @@ impl Validation {
     /// The numbers of held-out rows: the prefix of all rows or of a data set, the name, and the value.
     fn numbers(&self) -> impl Iterator<Item = (String, &str, f64)> {
         let of_sets = self.sets.iter().map(|(name, evaluation)| (format!("{name}_"), evaluation));
-        let evaluations = self.all.iter().map(|all| (String::new(), all)).chain(of_sets);
+        let of_average = self.average.iter().map(|average| (OF_AVERAGE.to_string(), average));
+        let evaluations = self.all.iter().map(|all| (String::new(), all)).chain(of_sets).chain(of_average);
         evaluations.flat_map(|(prefix, Evaluation { loss, metrics })| {
             let named = metrics.named.iter().map(|(name, value)| (&**name, *value));
             [("loss", *loss)].into_iter().chain(named).map(move |(name, value)| (prefix.clone(), name, value))

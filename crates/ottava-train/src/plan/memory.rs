@@ -1,13 +1,14 @@
 //! The memory of a run, from a dry run: the training code runs on a device that holds no data and counts allocations.
 
+use crate::objective::Objective;
 use crate::phase::{Check, Passes, Phase};
 use crate::run::Run;
-use crate::step::{Loss, MicroBatch, NextTokenLoss, token_losses};
+use crate::step::{Loss, MicroBatch, TrainStep, token_losses};
 use ottava_checkpoint::{Contents, RandomWeights};
 use ottava_common::error::Result;
 use ottava_common::limits;
 use ottava_data::Batch;
-use ottava_models::DecoderConfig;
+use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::Ranks;
 use ottava_recipe::context::Sequences;
 use ottava_recipe::layer_ranks::ShardPlace;
@@ -284,7 +285,11 @@ impl Rehearsal<'_> {
                 self.run.objective.run_other_models(&mut self.run.step)?;
                 self.run_passes(phase, precision)
             }
-            Phase::Reference | Phase::Evaluation => self.run_passes(phase, precision),
+            Phase::Reference => self.run_passes(phase, precision),
+            Phase::Evaluation => {
+                self.run_passes(phase, precision)?;
+                self.evaluate_average(precision)
+            }
             Phase::FirstEvaluation => self.run_passes(Phase::Evaluation, precision),
             Phase::Checks => self.run_checks(),
             Phase::Update => self.run.step(self.config.run.optimizer.learning_rate, precision).map(drop),
@@ -305,7 +310,22 @@ impl Rehearsal<'_> {
     fn run_passes(&mut self, phase: Phase, precision: StepPrecision) -> Result<()> {
         let seq_len = self.config.run.data.max_length;
         let mut due = self.passes.iter().filter(|passes| passes.phase == phase);
-        due.try_for_each(|passes| rehearse(&mut self.run, passes, seq_len, precision))
+        let Run { model, step, objective, .. } = &mut self.run;
+        due.try_for_each(|passes| rehearse(model, step, &**objective, passes, seq_len, precision))
+    }
+
+    /// Runs the passes of an evaluation by the average of the weights, if the run has one.
+    fn evaluate_average(&mut self, precision: StepPrecision) -> Result<()> {
+        let config = &self.config.run;
+        if config.ema.config().is_none() || !config.ema.evaluate || !config.validates() {
+            return Ok(());
+        }
+        let (passes, seq_len) = (&self.passes, config.data.max_length);
+        let Run { model, optimizer, step, objective, .. } = &mut self.run;
+        step.with_averages(model, &mut **optimizer, |model, _, step| {
+            let mut due = passes.iter().filter(|passes| passes.phase == Phase::Evaluation);
+            due.try_for_each(|passes| rehearse(model, step, &**objective, passes, seq_len, precision))
+        })
     }
 
     /// Runs the checks of the loaded rows.
@@ -330,8 +350,14 @@ impl Rehearsal<'_> {
 
 /// Runs passes on rows of `seq_len` tokens. All micro-batches after the second would differ from it only in their tokens, so they are held in memory
 /// and do not run.
-fn rehearse(run: &mut Run, passes: &Passes, seq_len: usize, precision: StepPrecision) -> Result<()> {
-    let Run { model, step, .. } = run;
+fn rehearse(
+    model: &mut Decoder,
+    step: &TrainStep,
+    objective: &dyn Objective,
+    passes: &Passes,
+    seq_len: usize,
+    precision: StepPrecision,
+) -> Result<()> {
     let device = model.device().clone();
     let _scope = device.scope(match passes.phase {
         Phase::Evaluation => "evaluation",
@@ -343,7 +369,8 @@ fn rehearse(run: &mut Run, passes: &Passes, seq_len: usize, precision: StepPreci
         1 => passes.micro_batches.min(2),
         _ => passes.micro_batches,
     };
-    let micro_batch = |_| held(&device, [rows, seq_len], place, Box::new(NextTokenLoss));
+    let sums = real_type(model.recipe().compute);
+    let micro_batch = |_| held(&device, [rows, seq_len], place, objective.evaluated(rows, &device, sums)?);
     let _others = (distinct..passes.micro_batches).map(micro_batch).collect::<Result<Vec<_>>>()?;
     let micro_batches = (0..distinct).map(micro_batch).map(|held| Ok(held?.0));
     token_losses(model, &micro_batches.collect::<Result<Vec<_>>>()?, passes.pass, precision, partition).map(drop)

@@ -7,7 +7,8 @@ use ottava_parallel::{Exchange, Partition, Schedule, ScheduleKind};
 use ottava_recipe::mode::{Mode, Pass, StepPrecision};
 use ottava_tensor::Tensor;
 
-/// Computes the losses `[T]` of the tokens of each of `micro_batches`, without gradients. Returns no losses on ranks without the last stage of the
+/// Computes what the loss of each of `micro_batches` returns without gradients ([`Loss::evaluated`](super::Loss::evaluated)): by default the losses `[T]`
+/// of its tokens. Returns nothing on ranks without the last stage of the
 /// model. All ranks of `partition` call it with the same number of micro-batches. `pass` is `Pass::Evaluation` or `Pass::Reference`.
 pub fn token_losses(
     model: &mut Decoder,

@@ -33,6 +33,17 @@ pub trait Loss: Any {
         units: &mut dyn Units,
     ) -> Result<(Tensor, Tensor)>;
 
+    /// Computes what passes without gradients return for the micro-batch: by default the losses `[T]` of the tokens.
+    fn evaluated(
+        &self,
+        model: &mut Decoder,
+        normed: &Tensor,
+        targets: &Tensor,
+        units: &mut dyn Units,
+    ) -> Result<Tensor> {
+        model.losses(normed, targets, units)
+    }
+
     /// Adds the `values` of this micro-batch to `sums`, which is empty before the first micro-batch. The first sum is the sum of the losses.
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>>;
 

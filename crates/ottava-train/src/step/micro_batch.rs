@@ -15,7 +15,7 @@ pub struct MicroBatch {
     pub targets: Tensor,
     /// The positions of the tokens, and the boundaries of documents.
     pub sequences: Sequences,
-    /// The loss that a step minimizes. Passes without gradients do not read it.
+    /// The loss that a step minimizes. Passes without gradients return [`Loss::evaluated`].
     pub loss: Box<dyn Loss>,
 }
 
@@ -30,6 +30,11 @@ pub struct Loaded<'a> {
 }
 
 impl MicroBatch {
+    /// Returns the same micro-batch with another loss.
+    pub fn with_loss(self, loss: impl Loss) -> MicroBatch {
+        MicroBatch { loss: Box::new(loss), ..self }
+    }
+
     /// Copies `batch` to `device`, with the loss of the next token.
     pub fn new(batch: &Batch, device: &Device, place: ShardPlace) -> Result<MicroBatch> {
         let mut sequences = Sequences::divided(device, batch.rows, batch.seq_len, place)?;

@@ -298,6 +298,19 @@ impl TrainStep {
         TrainStep { captures: self.captures.iter().map(never).collect(), ..self }
     }
 
+    /// Runs `work` with the averages of the weights, which `optimizer` keeps, in the place of the weights of `model`. Afterwards the model has the same
+    /// bits as before, and steps are captured again. All ranks call it together.
+    pub fn with_averages<T>(
+        &mut self,
+        model: &mut Decoder,
+        optimizer: &mut dyn Optimizer,
+        work: impl FnOnce(&mut Decoder, &mut dyn Optimizer, &TrainStep) -> Result<T>,
+    ) -> Result<T> {
+        let done = self.partition.with_averages(model, optimizer, |model, optimizer| work(model, optimizer, self));
+        self.forget_captures();
+        done
+    }
+
     /// Discards captured steps. Called after a change of the operands that products read.
     pub fn forget_captures(&mut self) {
         for capture in self.captures.iter_mut().flatten().filter(|capture| !matches!(capture, Capture::Never)) {

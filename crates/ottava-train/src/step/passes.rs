@@ -105,7 +105,7 @@ impl Passes<1> for Single<'_> {
     ) -> Result<([Tensor; 1], Option<[Tensor; 1]>)> {
         let MicroBatch { targets, loss, .. } = micro_batch;
         if self.pass != Pass::Training {
-            return Ok(([model.losses(&normed, targets, exchange)?], None));
+            return Ok(([loss.evaluated(model, &normed, targets, exchange)?], None));
         }
         let scale = &self.loss_scale.expect(CHECKED).per_unit;
         let (losses, dnormed) = loss.losses_and_gradient(model, &normed, targets, scale, exchange)?;

@@ -151,9 +151,19 @@ impl Trainer {
     /// metric. All ranks compute them together. Returns `None` without held-out rows and tasks.
     fn evaluate_in(&mut self, precision: StepPrecision, only: Option<&str>) -> Result<Option<Validation>> {
         let Trainer { environment, run, rows, tasks, .. } = self;
-        let Run { model, step, .. } = &mut **run;
+        let Run { model, step, optimizer, .. } = &mut **run;
         let is_of_task = only.is_some_and(|metric| tasks.has(metric));
         let of_rows = if is_of_task { None } else { rows.evaluate(model, step, precision)? };
+        let ema = &environment.config.ema;
+        let has_average = ema.config().is_some_and(|ema| ema.has_begun(optimizer.steps()));
+        let of_average = match has_average && ema.evaluate && only.is_none() && of_rows.is_some() {
+            true => {
+                step.with_averages(model, &mut **optimizer, |model, _, step| rows.evaluate(model, step, precision))?
+            }
+            false => None,
+        };
+        let average = of_average.and_then(|evaluation| evaluation.all);
+        let of_rows = of_rows.map(|of_rows| Validation { average, ..of_rows });
         let of_tasks = tasks.evaluate(model, &environment.inputs.tokenizer, step.partition(), precision, only)?;
         Ok(match (of_rows, of_tasks) {
             (of_rows, tasks) if tasks.is_empty() => of_rows,

@@ -5,10 +5,13 @@ use super::environment::Environment;
 use super::start::checkpoints;
 use super::step_in_progress::StepInProgress;
 use crate::run::Run;
-use ottava_checkpoint::{Saved, Verify, latest_complete};
+use ottava_checkpoint::{Progress, Saved, Saver, Verify, latest_complete};
 use ottava_common::error::{Error, Result};
 use ottava_data::DataState;
 use std::sync::atomic::{AtomicBool, Ordering};
+
+/// The folder below the run's folder with the average of the weights.
+const AVERAGES: &str = "ema";
 
 impl Trainer {
     /// Logs the statistics of casts if they are due.
@@ -69,6 +72,9 @@ impl Trainer {
             if stops || ends || !self.outputs.saver.is_async() {
                 saved.extend(self.outputs.saver.finish(&ranks)?);
             }
+            if ends {
+                self.save_average()?;
+            }
         }
         let has_more = !ends || self.progress.pending.is_some();
         let from =
@@ -107,6 +113,23 @@ impl Trainer {
             )),
             Err(error) => error,
         }
+    }
+
+    /// Saves the average of the weights as a model folder, if the run has one.
+    fn save_average(&mut self) -> Result<()> {
+        let Environment { config, inputs, ranks, .. } = &self.environment;
+        let Run { model, step: work, optimizer, .. } = &mut *self.run;
+        if !config.ema.config().is_some_and(|ema| ema.has_begun(optimizer.steps())) {
+            return Ok(());
+        }
+        let progress = Progress { is_model_only: true, ..self.progress.clone() };
+        let mut saver = Saver::new(config.output_dir.join(AVERAGES), 1);
+        let saved = work.with_averages(model, &mut **optimizer, |model, optimizer, step| {
+            saver.begin(&progress, &inputs.template, model, optimizer, step.partition(), || Ok(Vec::new()))?;
+            saver.finish(ranks)
+        })?;
+        saved.iter().for_each(|saved| tracing::info!("the average of the weights: {}", saved.path.display()));
+        Ok(())
     }
 
     /// Begins to save a checkpoint of the current step. Returns the preceding checkpoint if it was not complete yet.

@@ -7,7 +7,7 @@ use ottava_checkpoint::{
 };
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::{RealFs, create_dirs, expect_folder, expect_regular, set_aside, sync_parent};
-use ottava_models::{ConfigFile, Decoder, DecoderConfig, FolderCounts, is_reward_model};
+use ottava_models::{ConfigFile, Decoder, DecoderConfig, FolderCounts, labels_of};
 use ottava_parallel::Ranks;
 use ottava_recipe::param::WeightSource;
 use ottava_recipe::recompute::Recompute;
@@ -33,8 +33,8 @@ pub enum Start {
 }
 
 /// Builds a model, or a run with a model, by `make`. The weights come from `folder`, or from the seed if `folder` is `None`. The adapters of a model
-/// come from the folder `adapter`, or from the seed if `adapter` is `None`. If a reward model starts from the folder of a language model, its head
-/// also comes from the seed.
+/// come from the folder `adapter`, or from the seed if `adapter` is `None`. If a classifier or a reward model starts from the folder of a language
+/// model, or of a classifier with another number of labels, its head also comes from the seed.
 ///
 /// Errors if the folder or the adapter holds tensors that a model of these `sizes` does not have.
 pub fn build<T>(
@@ -58,7 +58,14 @@ pub fn build<T>(
         return Ok(made);
     };
     let mut base = FolderWeights::open_for(folder, sizes)?.on(device);
-    let new_score = sizes.head.score && !is_reward_model(&ConfigFile::read(folder)?)?;
+    let known = labels_of(&ConfigFile::read(folder)?)?.map(|labels| labels.names.len());
+    let new_score = sizes.head.labels.is_some() && known != sizes.head.labels;
+    if let (true, Some(known)) = (new_score, known) {
+        tracing::warn!(
+            "{}: the head has {known} labels, and the run has others, so a new head is drawn",
+            folder.display()
+        );
+    }
     let new = random();
     let mut weights = AdaptedWeights::new(&mut base, adapter, new, new_score).for_model(sizes);
     let made = make(&mut weights)?;

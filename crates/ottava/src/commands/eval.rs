@@ -1,6 +1,6 @@
 //! `ottava eval`.
 
-use super::inference::{Inference, StaticScales};
+use super::inference::{Inference, InferenceRanks, StaticScales};
 use super::newest::with_model;
 use super::text::{Batches, Text, Tokens};
 use crate::output::{Meter, print_json, stop_on_signals};
@@ -9,18 +9,21 @@ use clap::Args;
 use ottava_checkpoint::verify_model;
 use ottava_common::{Error, Result};
 use ottava_convert::export::Source;
-use ottava_data::Tokenizer;
-use ottava_models::{ConfigFile, Decoder, decoder_config, pad_token, reward_model};
+use ottava_data::{ExampleRows, Tokenizer};
+use ottava_models::{ConfigFile, Decoder, Labels, classifier, decoder_config, pad_token, reward_model};
 use ottava_parallel::Partition;
 use ottava_recipe::RecipeName;
 use ottava_recipe::mode::StepPrecision;
+use ottava_settings::ProblemType;
 use ottava_train::calibrate::Calibration;
 use ottava_train::evaluate::{Likelihood, TextLoss, evaluate};
+use ottava_train::objective::classification::{LabelMetrics, LabelReader, LabeledTexts};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Compute loss, perplexity and bits per byte of a model on a text, its scores in tasks, or loss and accuracy of a reward model on pairs of preferences.
+/// Compute loss, perplexity and bits per byte of a model on a text, its scores in tasks, loss and accuracy of a reward model on pairs of preferences, or the
+/// metrics of a classifier on texts with labels.
 #[derive(Args)]
 #[command(mut_arg("data", |data| data.required(false).required_unless_present("tasks")))]
 #[command(after_help = "Examples:
@@ -31,6 +34,7 @@ use std::path::PathBuf;
   ottava eval model/ --data test.txt --recipe fp8-row --set skip_slow_linears=false
   ottava eval model/ --data test.txt --gpus 2
   ottava eval reward-model/ --data pairs.jsonl
+  ottava eval classifier/ --data labeled.jsonl
   ottava eval model/ --task tasks/words.toml --task tasks/sums.toml --output samples.jsonl
   ottava eval model/ --data test.txt --compare --activation-scales scales.json")]
 pub struct Eval {
@@ -62,7 +66,8 @@ pub struct Eval {
     activation_scales: Option<PathBuf>,
     /// Print one JSON object with `loss`, `perplexity`, `bits_per_byte`, `tokens` and `max_length`; for texts also `stride` and
     /// `preceding_id`; for chats and completions also `documents`, `truncated` and `left_out`. For a reward model: `loss`, `accuracy`,
-    /// `margin`, `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `max_length`. For tasks: `results`, with `items`, metrics and their
+    /// `margin`, `mean_reward`, `min_reward`, `max_reward`, `pairs`, `left_out` and `max_length`. For a classifier: `loss`, `accuracy` and macro `f1`,
+    /// or `mse` and `pearson`, `texts`, `truncated` and `max_length`. For tasks: `results`, with `items`, metrics and their
     /// standard errors by the name of the task, and `max_length`.
     #[arg(long)]
     pub(super) json: bool,
@@ -102,8 +107,16 @@ impl Eval {
             Ok((self.how.load_any(folder, &config, seq_len, &ranks)?, config, tokenizer, seq_len))
         });
         let (mut model, config, tokenizer, seq_len) = ranks.together(loaded)?;
+        if let Some(count) = model.config().head.labels
+            && let Some(tokens) = self.text.tokenize_labeled(&tokenizer)?
+        {
+            let labels = self.how.labels(&config, count)?;
+            let padding = pad_token(&classifier(&config, tokenizer.padding_id(), &labels)?)?;
+            let rows = ExampleRows::new(&tokenizer, seq_len, padding);
+            return self.run_labels(&mut model, &tokens, &rows, labels, ranks);
+        }
         let tokens = self.text.tokenize(&tokenizer)?;
-        if model.config().head.score {
+        if model.config().head.labels.is_some() {
             ranks.expect_alone("the evaluation of a reward model")?;
             let padding = pad_token(&reward_model(&config, tokenizer.padding_id())?)?;
             return self.run_rewards(&mut model, &tokens, seq_len, padding);
@@ -126,6 +139,50 @@ impl Eval {
         out!("{}", words(&evaluation));
         out!("{}", cut.0);
         out!("{}", tokenizer.describe_edges());
+        Ok(())
+    }
+
+    /// Evaluates a classifier.
+    fn run_labels(
+        &self,
+        model: &mut Decoder,
+        tokens: &Tokens,
+        rows: &ExampleRows,
+        Labels { names, problem_type }: Labels,
+        ranks: InferenceRanks,
+    ) -> Result<()> {
+        if self.stride.is_some() {
+            return Err(Error::Config("--stride is for texts, and the model is a classifier; remove it".into()));
+        }
+        let named = problem_type.as_deref().and_then(ProblemType::named);
+        let reader = LabelReader { problem: named.unwrap_or(ProblemType::of_labels(names.len())), names };
+        let examples = tokens.examples()?;
+        let texts = LabeledTexts { examples: &examples, reader: &reader, rows, per_batch: tokens.rows() };
+        let partition = ranks.partition(model)?;
+        let LabelMetrics { loss, metrics } = texts.evaluate(model, &partition, StepPrecision::Recipe)?;
+        let leads = ranks.leads();
+        drop(partition);
+        ranks.finish()?;
+        if !leads {
+            return Ok(());
+        }
+        let (count, seq_len) = (examples.len(), rows.seq_len);
+        let truncated = examples.iter().filter(|example| example.texts[0].len() > seq_len).count();
+        if self.json {
+            let mut report = json!({"loss": loss, "texts": count, "truncated": truncated, "max_length": seq_len});
+            for (name, value) in metrics.named {
+                report[&*name] = json!(value);
+            }
+            print_json(&report);
+            return Ok(());
+        }
+        let metrics: Vec<_> = metrics.named.iter().map(|(name, value)| format!("{name} {value:.5}")).collect();
+        out!("loss {loss:.5}  {}", metrics.join("  "));
+        let cut = match truncated {
+            0 => String::new(),
+            texts => format!("; {texts} have more than --max-length = {seq_len} tokens and are cut"),
+        };
+        out!("over {count} texts ({}){cut}", reader.problem.as_str());
         Ok(())
     }
 

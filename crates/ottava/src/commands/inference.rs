@@ -9,7 +9,7 @@ use ottava_checkpoint::{AdapterFolder, Texts, verify_model};
 use ottava_common::{Error, Result, interrupt};
 use ottava_engine::{Engine, EngineOptions, Request, Sampling, TextRequest};
 use ottava_models::{
-    Adapters, ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model,
+    Adapters, ConfigFile, Decoder, DecoderConfig, Labels, classifier, decoder_config, labels_of, language_model_config,
 };
 use ottava_parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Zero};
 use ottava_recipe::lora::Lora;
@@ -258,6 +258,25 @@ impl Inference {
         self.load_with(language_model_config, folder, config, seq_len, ranks)
     }
 
+    /// Returns the labels of the model of `config`, with its adapter; `None` for a language model.
+    pub fn classifier_labels(&self, config: &ConfigFile) -> Result<Option<Labels>> {
+        let open = |folder: &Path| AdapterFolder::open(folder)?.labels();
+        let of_adapter = self.adapter.as_ref().map(|path| with_checkpoint(path, open)).transpose()?.flatten();
+        let own = labels_of(config)?.map(|labels| labels.names.len());
+        of_adapter.or(own).map(|count| self.labels(config, count)).transpose()
+    }
+
+    /// Returns the labels of the classifier of `config`, with its adapter, which has `count` labels: the labels of `config`, or of the run that has trained
+    /// the adapter.
+    pub fn labels(&self, config: &ConfigFile, count: usize) -> Result<Labels> {
+        if let Some(labels) = labels_of(config)?.filter(|labels| labels.names.len() == count) {
+            return Ok(labels);
+        }
+        let saved = self.adapter.as_ref().map(|path| with_checkpoint(path, RunConfig::saved_in)).transpose()?.flatten();
+        let of_run = saved.map(|(run, _)| run.classification).filter(|own| own.label_names.len() == count);
+        Ok(of_run.map_or_else(|| Labels::numbered(count), |own| own.labels()))
+    }
+
     /// Joins the ranks that `args` ask for.
     pub fn ranks(&self, args: &RankArgs) -> Result<InferenceRanks> {
         let (role, device) = self.role(args)?;
@@ -300,9 +319,9 @@ impl Inference {
             Some(run) => Some(run),
             None => RunConfig::saved_in(folder)?,
         };
-        let sizes = match adapter.as_ref().is_some_and(|adapter| adapter.has_score) {
-            true => read(&reward_model(config, None)?)?,
-            false => read(config)?,
+        let sizes = match adapter.as_ref().map_or(Ok(None), AdapterFolder::labels)? {
+            Some(labels) => read(&classifier(config, None, &Labels::numbered(labels))?)?,
+            None => read(config)?,
         };
         let sizes = adapter.as_ref().map_or_else(|| sizes.clone(), |adapter| adapter.on(sizes.clone()));
         self.build(folder, (adapter, &[]), saved, &sizes, seq_len, ranks)

@@ -1,5 +1,6 @@
 //! One file per command: its arguments, its help, and the few lines that call the library.
 
+pub mod average;
 pub mod bench;
 pub mod calibrate;
 pub mod chat;

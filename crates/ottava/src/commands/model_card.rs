@@ -103,6 +103,8 @@ fn name_of(objective: ObjectiveKind) -> &'static str {
         ObjectiveKind::Reward => "reward model",
         ObjectiveKind::Reinforcement => "reinforcement learning",
         ObjectiveKind::Distillation => "distillation",
+        ObjectiveKind::Classification => "classification",
+        ObjectiveKind::Embedding => "embeddings",
     }
 }
 

@@ -8,17 +8,19 @@ use super::sampling_flags::GenerationConfig;
 use crate::output::{forward_signals, stop_on_signals};
 use crate::ranks::{RankArgs, Role};
 use clap::Args;
-use ottava_checkpoint::Texts;
+use ottava_checkpoint::{POOLING_FILE, Texts};
 use ottava_common::{Error, Result};
-use ottava_data::{ChatTemplate, Clock};
+use ottava_data::{ChatTemplate, Clock, Tokenizer};
 use ottava_engine::{Engine, EngineOptions, LogprobsMode, Pooling, Sampling};
-use ottava_models::{Adapters, ConfigFile, Decoder};
+use ottava_models::{Adapters, ConfigFile, Decoder, Labels, classifier as classifier_file, pad_token};
 use ottava_recipe::KvCacheDtype;
-use ottava_serve::{Model, NamedAdapter, OpenAdapters, Options, Origin, ReasoningParser, ToolCallParser, serve};
-use ottava_settings::DeviceChoice;
+use ottava_serve::{
+    Activation, Classifier, Model, NamedAdapter, OpenAdapters, Options, Origin, ReasoningParser, ToolCallParser, serve,
+};
+use ottava_settings::{DeviceChoice, ProblemType};
 use ottava_tensor::Device;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -32,7 +34,7 @@ use std::time::Duration;
   ottava serve model/ --lora-modules sql=adapters/sql chat=runs/chat
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' -d '{\"prompt\": \"otter (noun):\", \"max_tokens\": 20}'
 
-Paths: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/rerank, /v1/score, /inference/v1/generate, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
+Paths: /v1/completions, /v1/chat/completions, /v1/responses, /v1/messages, /v1/embeddings, /v1/classify, /v1/rerank, /v1/score, /inference/v1/generate, /v1/models, /tokenize, /detokenize, /version, /health and /metrics (Prometheus). docs/serving.md has the fields.")]
 pub struct Serve {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
@@ -81,9 +83,10 @@ pub struct Serve {
     /// Refuse fields of requests that are unknown or have no effect. By default, they are ignored, and the log names each of them once.
     #[arg(long)]
     strict: bool,
-    /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens).
-    #[arg(long, default_value = "last")]
-    pooling: Pooling,
+    /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens); by default
+    /// as 1_Pooling/config.json of the folder says, and last without this file.
+    #[arg(long)]
+    pooling: Option<Pooling>,
     /// The maximum number of tokens of prompt and completion together; by default the model's positions.
     #[arg(long, alias = "max-model-len", value_parser = super::count)]
     max_length: Option<usize>,
@@ -230,6 +233,10 @@ impl Serve {
             if let Some(parser) = reasoning_parser {
                 tracing::info!("reasoning is marked as {}", parser.name());
             }
+            let classifier = match self.how.classifier_labels(&config)? {
+                Some(labels) => Some(classifier(&config, &tokenizer, labels)?),
+                None => None,
+            };
             let vocabulary = sizes.vocabulary;
             let (root, adapters) = (self.model.display().to_string(), Vec::new());
             let model = Model {
@@ -242,13 +249,17 @@ impl Serve {
                 reasoning_parser,
                 vocabulary,
                 channels: sizes.stream.channels,
-                pooling: self.pooling,
+                pooling: match self.pooling {
+                    Some(pooling) => pooling,
+                    None => pooling_of(folder)?.unwrap_or(Pooling::Last),
+                },
+                classifier,
                 max_model_len,
                 sampling,
             };
             let loaded = match &self.lora_modules[..] {
                 [] if !self.allow_runtime_lora_updating => {
-                    (self.how.load(folder, &config, max_model_len, ranks)?, Vec::new())
+                    (self.how.load_any(folder, &config, max_model_len, ranks)?, Vec::new())
                 }
                 modules => self.how.load_beside(folder, &config, max_model_len, ranks, modules)?,
             };
@@ -283,4 +294,38 @@ impl Serve {
         engine.warm_up()?;
         Ok((engine, model))
     }
+}
+
+/// Returns the pooling that sentence-transformers reads from `folder`, or `None` without its file.
+///
+/// Errors with [`Error::Model`] for another pooling.
+fn pooling_of(folder: &Path) -> Result<Option<Pooling>> {
+    let path = folder.join(POOLING_FILE);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let file = ConfigFile::read(&path)?;
+    let mode = |key: &str| file.optional(key, false);
+    match (mode("pooling_mode_mean_tokens")?, mode("pooling_mode_lasttoken")?) {
+        (true, false) => Ok(Some(Pooling::Mean)),
+        (false, true) => Ok(Some(Pooling::Last)),
+        _ => Err(file.error(
+            "neither `pooling_mode_mean_tokens` nor `pooling_mode_lasttoken` alone is true; the poolings mean and last are implemented, and \
+             `--pooling` chooses one",
+        )),
+    }
+}
+
+/// Returns the classifier of `config` with these labels, as it is served. A model without a named problem has the activation of vLLM: the logistic function
+/// of one label, and else the softmax.
+fn classifier(config: &ConfigFile, tokenizer: &Tokenizer, labels: Labels) -> Result<Classifier> {
+    let padding = pad_token(&classifier_file(config, tokenizer.padding_id(), &labels)?)?;
+    let activation = match labels.problem_type.as_deref().and_then(ProblemType::named) {
+        Some(ProblemType::Regression) => Activation::Identity,
+        Some(ProblemType::MultiLabelClassification) => Activation::Sigmoid,
+        Some(ProblemType::SingleLabelClassification) => Activation::Softmax,
+        None if labels.names.len() == 1 => Activation::Sigmoid,
+        None => Activation::Softmax,
+    };
+    Ok(Classifier { names: labels.names, activation, padding: padding.and_then(|id| u32::try_from(id).ok()) })
 }

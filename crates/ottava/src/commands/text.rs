@@ -4,8 +4,8 @@ use super::remote::{Reads, Remote, VALIDATION};
 use clap::Args;
 use ottava_common::{Error, Result};
 use ottava_data::{
-    Batch, Documents, EvalLoader, Fit, Packing, RowLayout, SourceOptions, Split, SplitUse, TokenDataset, Tokenizer,
-    Windows, expand, loader, prepare,
+    Batch, Documents, EvalLoader, Example, Fit, Formatting, Packing, RowLayout, SourceOptions, Split, SplitUse,
+    TokenDataset, Tokenizer, Windows, expand, loader, prepare, source,
 };
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_train::objective::preference::{PreferenceSums, evaluate_rewards};
@@ -150,12 +150,33 @@ impl Text {
 
     /// Tokenizes the files.
     pub fn tokenize(&self, tokenizer: &Tokenizer) -> Result<Tokens> {
+        self.tokenize_as(Formatting::Auto, tokenizer)
+    }
+
+    /// Tokenizes the files as records of texts with labels. Returns `None` if the first file has plain text or preferences.
+    pub fn tokenize_labeled(&self, tokenizer: &Tokenizer) -> Result<Option<Tokens>> {
+        let files = self.files()?;
+        let of_first = |formatting: Formatting| match files.first() {
+            Some(path) => source::formatting(path, &self.options(formatting)),
+            None => Ok(Formatting::Text),
+        };
+        let has_labels = of_first(Formatting::Auto)?.kind().preference().is_none()
+            && of_first(Formatting::Classification)? == Formatting::Classification;
+        has_labels.then(|| self.tokenize_as(Formatting::Classification, tokenizer)).transpose()
+    }
+
+    fn options(&self, formatting: Formatting) -> SourceOptions {
         let text_documents = if self.lines { Documents::Line } else { Documents::File };
-        let text_field = self.text_field.clone();
-        let options = SourceOptions { text_documents, text_field, ..SourceOptions::default() };
+        SourceOptions { text_documents, text_field: self.text_field.clone(), formatting, ..SourceOptions::default() }
+    }
+
+    fn files(&self) -> Result<Vec<PathBuf>> {
+        expand(&Remote::default().data_files(&self.data, VALIDATION, Reads::Shapes)?, SplitUse::Validation)
+    }
+
+    fn tokenize_as(&self, formatting: Formatting, tokenizer: &Tokenizer) -> Result<Tokens> {
+        let (files, options) = (self.files()?, self.options(formatting));
         let cache = tempfile::tempdir().map_err(Error::io(std::env::temp_dir()))?;
-        let named = Remote::default().data_files(&self.data, VALIDATION, Reads::Shapes)?;
-        let files = expand(&named, SplitUse::Validation)?;
         let dataset = Arc::new(prepare(&files, &options, tokenizer, cache.path())?);
         let split = Split::all_validation(dataset.len());
         let bytes = loader::validation_bytes(&dataset, &split)?;
@@ -187,6 +208,11 @@ impl Tokens {
         let layout = RowLayout { seq_len, packing: Packing::None, document_mask: false };
         // A pair has two rows.
         evaluate_rewards(model, self.dataset.clone(), layout, padding, self.rows.div_ceil(2))
+    }
+
+    /// Returns the texts with their columns, of records with labels.
+    pub fn examples(&self) -> Result<Vec<Example>> {
+        (0..self.dataset.len()).map(|i| Example::read(&self.dataset, i)).collect()
     }
 
     /// Returns all batches with rows of `seq_len` tokens. Chats and completions are whole documents, as in training. Texts are one stream of rows,

@@ -4,6 +4,7 @@ mod attack;
 mod bad_input;
 mod bench;
 mod chat;
+mod classification;
 mod commands;
 mod doctor;
 mod endpoint;

@@ -9,6 +9,7 @@ use ottava_data::PreferenceBatch;
 use ottava_models::Decoder;
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::param::Units;
+use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{IGNORE_INDEX, PreferenceTargets, preference_loss, real_type, sequence_log_probs};
 use ottava_tensor::{DType, Device, Tensor};
 
@@ -80,7 +81,8 @@ impl MicroBatchPreference {
 /// Returns the log-probabilities `[S]` of `sequences` sequences by `model`, from the losses `[T]` of their tokens. Ranks that divide sequences have the
 /// losses of their tokens, and get the log-probabilities of whole sequences.
 pub(super) fn log_probs(model: &Decoder, token_losses: &Tensor, sequences: usize) -> Result<Tensor> {
-    model.sum_over_sequences(&sequence_log_probs(token_losses, sequences)?)
+    let own = sequence_log_probs(token_losses, sequences)?;
+    model.ranks().sum(Axis::Context, "sums of sequences", &own, None)
 }
 
 impl Loss for MicroBatchPreference {

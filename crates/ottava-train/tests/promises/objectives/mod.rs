@@ -1,8 +1,10 @@
 //! The objectives of a run: texts, answers, preferences and rewards.
 
 pub mod bandit;
+pub mod classification;
 pub mod distillation;
 pub mod divided_draws;
+pub mod embedding_models;
 pub mod label_smoothing;
 pub mod log_probabilities;
 pub mod policy;

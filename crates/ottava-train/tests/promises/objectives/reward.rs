@@ -202,7 +202,7 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
 #[test]
 fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let mut sizes = tiny_llama();
-    sizes.head.score = true;
+    sizes.head.labels = Some(1);
     let schedule = Schedule::of_one_rank(1);
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
     let (data, rows, gathers_values, sent) = (1, [8, TOKENS], false, SentActivations::Auto);
@@ -380,7 +380,7 @@ fn adapters_of_reward_models_have_the_head() {
     let evaluated = evaluate_folder(inputs.path(), &base, Some(&folder), 32);
     assert!(evaluated["accuracy"] > 0.9, "{evaluated:?}");
     let error = merge(&base, &AdapterFolder::open(&folder).unwrap(), &inputs.path().join("merged")).unwrap_err();
-    assert!(error.to_string().contains("the head of a reward model, which is not merged"), "{error}");
+    assert!(error.to_string().contains("the head of a classifier or a reward model, which is not merged"), "{error}");
     // New adapters on a reward model start from its head.
     let full = reward_run(inputs.path(), &base, &inputs.path().join("full"), RecipeName::Fp32);
     train(&full, &Device::Cpu, &Start::New, 8).unwrap();
@@ -424,20 +424,20 @@ fn what_a_reward_model_cannot_do_is_refused() {
         })
     };
     let text = from_it(&|config| config.data.train_files = vec![inputs.path().join("text.txt")]);
-    assert!(text.contains("this is a reward model, which is trained on pairs"), "{text}");
+    assert!(text.contains("a reward model is trained on pairs"), "{text}");
     let text = from_it(&|config| config.preference.loss_type = Some(LossType::Sigmoid.into()));
-    assert!(text.contains("this is a reward model, which is trained on pairs"), "{text}");
+    assert!(text.contains("a reward model is trained on pairs"), "{text}");
     let text = language_model_config(&ConfigFile::read(&folder).unwrap()).unwrap_err().to_string();
     assert!(text.contains("whose head computes a score and no tokens"), "{text}");
     let labels = |labels: Value| {
         let mut values = ConfigFile::read(&folder).unwrap().values().clone();
         values.insert("id2label".into(), labels);
-        decoder_config(&ConfigFile::from_values("config.json", values)).unwrap_err().to_string()
+        reward_model(&ConfigFile::from_values("config.json", values), None).unwrap_err().to_string()
     };
     let text = labels(json!({"0": "no", "1": "yes"}));
     assert!(text.contains("the head has 2 labels (`id2label`)"), "{text}");
     let granite = json!({"architectures": ["GraniteForCausalLM"], "model_type": "granite"});
     let granite = ConfigFile::from_values("config.json", granite.as_object().unwrap().clone());
     let text = reward_model(&granite, None).unwrap_err().to_string();
-    assert!(text.contains("transformers has no reward model with the decoder of `GraniteForCausalLM`"), "{text}");
+    assert!(text.contains("transformers has no classifier with the decoder of `GraniteForCausalLM`"), "{text}");
 }

@@ -374,7 +374,7 @@ fn head_gradient_is_the_gradient_of_the_scaled_sum_of_losses() {
         let loss = CrossEntropy { soft_cap, label_smoothing };
         head_grad_check(embedding(vocabulary, 5, 1.0).table, HeadOutput::Logits(loss));
     }
-    head_grad_check(embedding(1, 5, 1.0).table, HeadOutput::Score);
+    head_grad_check(embedding(1, 5, 1.0).table, HeadOutput::Scores);
 }
 
 fn head_grad_check(mut weight: Param, output: HeadOutput) {
