@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 pub use crate::example_records::{LABEL, LENGTHS};
 use crate::loader::{Batch, RowShare};
 use crate::mixture::{DataState, TrainingData};
-use crate::prompts::{Prompt, PromptLoader, PromptSet};
+use crate::prompts::{ColumnCheck, Prompt, PromptLoader, PromptSet};
 use crate::shards::TokenDataset;
 use crate::tokenizer::Tokenizer;
 use ottava_common::{Error, Result};
@@ -87,7 +87,7 @@ impl ExampleLoader {
     /// Calls `check` with the columns of each example, also of the examples for validation.
     ///
     /// Errors with [`Error::Data`], with the reason that `check` gives and the number of the example.
-    pub fn check(&self, check: &mut dyn FnMut(&Map<String, Value>) -> Result<(), String>) -> Result<()> {
+    pub fn check(&self, check: &mut ColumnCheck) -> Result<()> {
         self.0.sets().iter().try_for_each(|set| set.check(check))
     }
 

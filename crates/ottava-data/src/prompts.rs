@@ -13,6 +13,9 @@ use crate::order::Split;
 use crate::shards::TokenDataset;
 use ottava_common::{Error, Result};
 
+/// A check of the columns of a record. Errors with the reason.
+pub type ColumnCheck<'a> = dyn FnMut(&Map<String, Value>) -> Result<(), String> + 'a;
+
 /// A prompt with the fields of its record.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prompt {
@@ -105,7 +108,7 @@ impl PromptSet {
     }
 
     /// Calls `check` with the columns of each prompt. Errors with [`Error::Data`], with the reason that `check` gives.
-    pub(super) fn check(&self, check: &mut dyn FnMut(&Map<String, Value>) -> Result<(), String>) -> Result<()> {
+    pub(super) fn check(&self, check: &mut ColumnCheck) -> Result<()> {
         self.train.iter().chain(&self.validation).try_for_each(|&document| {
             let wrong = |reason| Error::Data(format!("{}record {}: {reason}", label(&self.name), document + 1));
             check(&self.dataset.columns(document)?).map_err(wrong)

@@ -10,8 +10,8 @@ use ottava_recipe::param::{
     AdapterMatrix, Builder, ExpertAdapter, FolderLayout, FolderTensor, Init, Param, Split, StackOrder, WgradProduct,
 };
 use ottava_tensor::ops::{
-    Accumulation, DrawnColumns, Groups, Operand, add, cast, dropout, embedding, grouped_gemm_nt, real_type,
-    scale_columns,
+    Accumulation, DrawnColumns, Groups, Operand, add, cast, dropout, embedding, grouped_gemm_nt, grouped_wgrad_into,
+    real_type, scale_columns, transpose,
 };
 use ottava_tensor::{DType, Tensor};
 use std::ops::Range;
@@ -23,10 +23,14 @@ use std::ops::Range;
 /// multiplied by the same mask. The choices of a token share the mask of the token.
 ///
 /// The grouped product of the weight has no addend, so the product of the adapter is rounded before the sum is rounded.
+///
+/// The kernels for tensor cores read rows of multiples of 16 bytes. So products read `A` and `B` padded with zeros to a multiple `R` of 8 ranks.
 pub struct GroupedAdapter {
     a: Param, /* [E · r, K] */
     b: Param, /* [E · N, r] */
-    /// The factor `s` for each of the `r` rows, in the type of sums. `None` for a factor of 1.
+    /// The rank `r` of the matrices of an expert.
+    rank: usize,
+    /// The factor `s` for each of the `R` ranks, in the type of sums. `None` for a factor of 1.
     scales: Option<Tensor>,
     dropout: Option<Dropout>,
 }
@@ -55,6 +59,9 @@ pub struct GroupedAdapterConfig<'a> {
     /// The numbers of outputs and of inputs of an expert.
     pub sizes: [usize; 2],
 }
+
+/// The ranks are padded to a multiple of this number.
+const RANKS: usize = 8;
 
 impl GroupedAdapter {
     /// Creates the adapters of all experts of this rank. Returns `None` if the parameter is no target of the builder's
@@ -97,13 +104,29 @@ impl GroupedAdapter {
             Ok(cast(&Tensor::from_slice(device, &[len], &vec![value; len])?, dtype)?)
         };
         let scale = found.scale as f32;
-        let scales = (scale != 1.0).then(|| vector(found.rank, scale, real_type(compute))).transpose()?;
+        let scales = (scale != 1.0)
+            .then(|| vector(found.rank.next_multiple_of(RANKS), scale, real_type(compute)))
+            .transpose()?;
         let columns = DrawnColumns { key: name_hash(0, a.identity.name()), first: 0 };
         let of_dropout = || -> Result<Dropout> {
             Ok(Dropout { p: lora.dropout, columns, ones: vector(inputs, 1.0, compute)?.reshape(&[1, inputs])? })
         };
         let dropout = (lora.dropout > 0.0).then(of_dropout).transpose()?;
-        Ok(Some(GroupedAdapter { a, b, scales, dropout }))
+        Ok(Some(GroupedAdapter { a, b, rank: found.rank, scales, dropout }))
+    }
+
+    /// Returns the padded matrices `A`, `[E · R, K]`.
+    fn padded_a(&self, context: &Context) -> Result<Tensor> {
+        let a = self.a.read(context.loan)?;
+        let ([rows, inputs], padded) = (a.dims("A")?, self.rank.next_multiple_of(RANKS));
+        let experts = rows / self.rank;
+        let all = with_columns(&a.reshape(&[experts, self.rank * inputs])?, padded * inputs)?;
+        Ok(all.reshape(&[experts * padded, inputs])?)
+    }
+
+    /// Returns the padded matrices `B`, `[E · N, R]`.
+    fn padded_b(&self, context: &Context) -> Result<Tensor> {
+        with_columns(&self.b.read(context.loan)?, self.rank.next_multiple_of(RANKS))
     }
 
     /// Returns the factors of the inputs of this rank's rows, `[P, K]`: 0, or `1 / (1 - p)`. Returns `None` in a pass without dropout.
@@ -119,13 +142,13 @@ impl GroupedAdapter {
     /// Returns `y + s · (x · A[e]ᵀ) · B[e]ᵀ`.
     pub fn add_to(&self, y: &Tensor, x: &Tensor, rows: Rows, context: &Context) -> Result<Tensor> {
         let h = self.hidden(&rows.masked(x)?, rows.groups, context)?;
-        let b = self.b.read(context.loan)?;
+        let b = self.padded_b(context)?;
         Ok(add(y, &product(&h, Operand::plain(&b), rows.groups, y.dtype())?)?)
     }
 
     /// Returns `dx + s · (dy · B[e]) · A[e]`.
     pub fn add_dgrad(&self, dx: &Tensor, dy: &Tensor, rows: Rows, context: &Context) -> Result<Tensor> {
-        let (dh, a) = (self.dhidden(dy, rows.groups, context)?, self.a.read(context.loan)?);
+        let (dh, a) = (self.dhidden(dy, rows.groups, context)?, self.padded_a(context)?);
         let of_adapter = product(&dh, Operand::plain_transposed(&a), rows.groups, dx.dtype())?;
         Ok(add(dx, &rows.masked(&of_adapter)?)?)
     }
@@ -134,25 +157,44 @@ impl GroupedAdapter {
     pub fn wgrad(&mut self, dy: &Tensor, x: &Tensor, rows: Rows, context: &Context) -> Result<()> {
         let x = rows.masked(x)?;
         let (h, dh) = (self.hidden(&x, rows.groups, context)?, self.dhidden(dy, rows.groups, context)?);
-        let of = |a, b| WgradProduct {
-            a: Operand::plain_transposed(a),
-            b: Operand::plain_transposed(b),
-            accumulation: Accumulation::Exact,
-            groups: Some(rows.groups),
-        };
-        self.b.gradient.add_product(of(dy, &h))?;
-        self.a.gradient.add_product(of(&dh, &x))
+        if !self.rank.is_multiple_of(RANKS) {
+            return self.add_padded(wgrad(dy, &h, rows.groups), wgrad(&dh, &x, rows.groups), [dy, &h, &x]);
+        }
+        self.b.gradient.add_product(wgrad(dy, &h, rows.groups))?;
+        self.a.gradient.add_product(wgrad(&dh, &x, rows.groups))
     }
 
-    /// Returns `s · x · A[e]ᵀ`, `[P, r]`.
+    /// Adds the products `of_b` `[E · N, R]` and `of_a` `[E · R, K]` to the gradients, without the ranks of the padding. The sizes are the columns of `dy`,
+    /// of `h` and of `x`.
+    fn add_padded(&mut self, of_b: WgradProduct, of_a: WgradProduct, [dy, h, x]: [&Tensor; 3]) -> Result<()> {
+        let [outputs, padded, inputs] = [dy, h, x].map(|tensor| tensor.shape()[1]);
+        let (rank, experts) = (self.rank, self.b.weights.shape()[0] / outputs);
+        let computed = |product: WgradProduct, shape: [usize; 2]| -> Result<Tensor> {
+            let mut into = Tensor::empty(x.device(), &shape, real_type(x.dtype()))?;
+            let groups = product.groups.expect("products of experts have groups");
+            grouped_wgrad_into(product.a, product.b, groups, &mut into, product.accumulation)?;
+            Ok(into)
+        };
+        let db = with_columns(&computed(of_b, [experts * outputs, padded])?, rank)?;
+        let da = computed(of_a, [experts * padded, inputs])?.reshape(&[experts, padded * inputs])?;
+        let da = with_columns(&da, rank * inputs)?.reshape(&[experts * rank, inputs])?;
+        for (param, gradient) in [(&mut self.b, db), (&mut self.a, da)] {
+            let sum = param.gradient.sum_mut()?;
+            let total = add(sum, &gradient)?;
+            sum.copy_from(0, &total)?;
+        }
+        Ok(())
+    }
+
+    /// Returns `s · x · A[e]ᵀ`, `[P, R]`.
     fn hidden(&self, x: &Tensor, groups: &Groups, context: &Context) -> Result<Tensor> {
-        let a = self.a.read(context.loan)?;
+        let a = self.padded_a(context)?;
         self.scaled(product(x, Operand::plain(&a), groups, x.dtype())?)
     }
 
-    /// Returns `s · dy · B[e]`, `[P, r]`.
+    /// Returns `s · dy · B[e]`, `[P, R]`.
     fn dhidden(&self, dy: &Tensor, groups: &Groups, context: &Context) -> Result<Tensor> {
-        let b = self.b.read(context.loan)?;
+        let b = self.padded_b(context)?;
         self.scaled(product(dy, Operand::plain_transposed(&b), groups, dy.dtype())?)
     }
 
@@ -190,6 +232,25 @@ impl Rows<'_> {
         let factors = cast(&mask.reshape(&[mask.len()])?, real_type(x.dtype()))?;
         Ok(scale_columns(&x.reshape(&[1, x.len()])?, &factors)?.reshape(x.shape())?)
     }
+}
+
+/// Returns the product `aᵀ · b` over the rows of each expert.
+fn wgrad<'a>(a: &'a Tensor, b: &'a Tensor, groups: &'a Groups) -> WgradProduct<'a> {
+    let [a, b] = [a, b].map(Operand::plain_transposed);
+    WgradProduct { a, b, accumulation: Accumulation::Exact, groups: Some(groups) }
+}
+
+/// Returns `x` `[N, C]` with `columns` columns: with further columns of zeros, or without its last columns.
+fn with_columns(x: &Tensor, columns: usize) -> Result<Tensor> {
+    let [rows, own] = x.dims("the matrices of adapters")?;
+    if own == columns {
+        return Ok(x.clone());
+    }
+    // The columns of the transpose are rows, which are contiguous.
+    let kept = transpose(x)?.rows(0, own.min(columns))?;
+    let mut all = Tensor::zeros(x.device(), &[columns, rows], x.dtype())?;
+    all.copy_from(0, &kept)?;
+    Ok(transpose(&all)?)
 }
 
 /// Returns `a · b[e]ᵀ`.

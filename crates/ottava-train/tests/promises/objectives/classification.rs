@@ -220,7 +220,7 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
 fn labeled_run(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
     write_inputs(inputs);
     let record = |i: usize| {
-        let is_digit = i % 2 == 0;
+        let is_digit = i.is_multiple_of(2);
         let text: String = (0..3 + i % 5)
             .map(|at| {
                 if is_digit {
@@ -230,7 +230,7 @@ fn labeled_run(inputs: &Path, output: &Path, recipe: RecipeName) -> RunConfig {
                 }
             })
             .collect();
-        json!({"text": text, "label": if is_digit { "digits" } else { "letters" }, "both": [is_digit, i % 3 == 0], "size": text.len()})
+        json!({"text": text, "label": if is_digit { "digits" } else { "letters" }, "both": [is_digit, i.is_multiple_of(3)], "size": text.len()})
     };
     let records: String = (0..40).map(|i| format!("{}\n", record(i))).collect();
     std::fs::write(inputs.join("labeled.jsonl"), records).unwrap();
