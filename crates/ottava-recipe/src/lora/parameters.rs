@@ -49,10 +49,9 @@ impl ExpertParameter {
         std::iter::once(format!("{module}.{linear}")).chain(of_each)
     }
 
-    /// Returns the names by which `target_modules` reaches the parameter. Returns no names if PEFT does not translate names of linears of this model.
+    /// Returns the names of the linears of all experts, by which `target_modules` may select the parameter.
     pub fn linear_names(&self) -> Vec<String> {
-        let linears = if self.by_name { self.linears } else { &[] };
-        linears.iter().flat_map(|linear| self.names_of(linear)).collect()
+        self.linears.iter().flat_map(|linear| self.names_of(linear)).collect()
     }
 }
 

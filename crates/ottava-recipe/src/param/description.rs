@@ -179,9 +179,11 @@ impl Description {
         if !lora.parameters.is_empty() {
             lora.check_parameters(&self.adaptable_parameters())?;
         }
-        let experts = self.experts.iter().filter(|_| lora.experts_by_name);
+        // A file of adapters may select experts by the names of their linears in any model.
+        let by_name = |by_name: bool| by_name || !lora.experts_by_name;
+        let experts = self.experts.iter().filter(|parameter| by_name(parameter.by_name));
         let of_experts: Vec<String> = experts.flat_map(ExpertParameter::linear_names).collect();
-        let routers = self.routers.iter().filter(|router| router.by_name || !lora.experts_by_name);
+        let routers = self.routers.iter().filter(|router| by_name(router.by_name));
         let routers = routers.map(|router| &router.name);
         lora.check(self.adaptable().chain(routers).chain(&of_experts), &self.modules)
     }
