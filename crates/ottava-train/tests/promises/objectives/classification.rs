@@ -175,7 +175,7 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
             work.loss_mut::<LabelMicroBatch>(micro_batch).set_labels(&labels).unwrap();
             work.load(micro_batch, &example_rows(tokens).batch(&texts, rows)).unwrap();
         }
-        let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
+        let done = work.run(&mut model, &mut *optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.insert(format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]);
     }
     let texts: Vec<_> = (0..7).map(|i| text(format!("held out {i}"), 4 + i)).collect();
@@ -183,7 +183,7 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
     let rows_of_text = example_rows(tokens);
     let scores = scores_of(&mut model, work.partition(), &texts, &rows_of_text, rows, StepPrecision::Recipe).unwrap();
     seen.insert("scores".into(), scores.concat());
-    work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
+    work.partition().compare_replicas(&mut model, &mut *optimizer, "at the end").unwrap();
     ranks.finish().unwrap();
     seen
 }
@@ -194,9 +194,10 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     sizes.head.labels = Some(3);
     let schedule = Schedule::of_one_rank(1);
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
-    let (data, rows, gathers_values, sent) = (1, [8, 16], false, SentActivations::Auto);
+    let (data, rows, gathers_values, sent, muon) = (1, [8, 16], false, SentActivations::Auto, false);
     let (context, expert, tensor) = (1, 1, 1);
-    let one = Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, rows };
+    let one =
+        Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, muon, rows };
     let pipeline = Schedule { kind: ScheduleKind::default(), ranks: 2, stages: 1, micro_batches: 2 };
     let expected = train_on(&one, Group::solo());
     let with = |schedule, data, zero, rows| Mesh { schedule, data, zero, rows: [rows, 16], ..one.clone() };

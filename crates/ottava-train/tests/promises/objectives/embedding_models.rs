@@ -135,10 +135,10 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
             .map(|(of, example)| text(of, example))
             .collect();
         load(&mut work, 0, &rows_of(&texts, tokens), &how);
-        let done = work.run(&mut model, &mut optimizer, 1e-2, StepPrecision::Recipe).unwrap();
+        let done = work.run(&mut model, &mut *optimizer, 1e-2, StepPrecision::Recipe).unwrap();
         seen.insert(format!("loss and norm of step {step}"), vec![done.loss, done.grad_norm]);
     }
-    work.partition().compare_replicas(&mut model, &mut optimizer, "at the end").unwrap();
+    work.partition().compare_replicas(&mut model, &mut *optimizer, "at the end").unwrap();
     ranks.finish().unwrap();
     seen
 }
@@ -150,9 +150,10 @@ fn ranks_have_the_losses_of_one_rank() {
     (sizes.head.pooled, sizes.head.tied) = (true, true);
     let schedule = Schedule::of_one_rank(1);
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
-    let (data, rows, gathers_values, sent) = (1, [12, 16], false, SentActivations::Auto);
+    let (data, rows, gathers_values, sent, muon) = (1, [12, 16], false, SentActivations::Auto, false);
     let (context, expert, tensor) = (1, 1, 1);
-    let one = Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, rows };
+    let one =
+        Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, muon, rows };
     let expected = train_on(&one, Group::solo());
     for (name, mesh) in [
         ("2 ranks", Mesh { data: 2, rows: [6, 16], ..one.clone() }),
