@@ -5,7 +5,7 @@
 // comments, g = lane / 4 and t = lane % 4, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16". A lane has the rows g and g + 8 of its warp.
 // - Lane t of a row of Q or K has the pieces t, t + 4 and so on of 16 bytes. So products have the channels of `paged_attention/tensor_cores.cuh`.
 // - The accumulator of S becomes P, the first operand of P·V, in 16 bits.
-// A block copies the keys and values of a stream to shared memory while it multiplies with those of the stream before.
+// A block copies the keys and values of a stream to shared memory while it multiplies with the keys and values of the stream before.
 
 #define WARPS 8
 #define ROWS (16 * WARPS)
@@ -55,7 +55,7 @@ __device__ __forceinline__ void load_values(u32 (&b)[4], u32 from) {
 __device__ __forceinline__ int key_place(int row, int piece) { return row * DIM * 2 + (piece ^ (row & 1) << 2) * 16; }
 __device__ __forceinline__ int value_place(int row, int piece) { return row * DIM * 2 + (piece ^ (row & 7)) * 16; }
 
-// Grid (tiles · key heads). `heads` is the number of query heads, of which `group` share a key head; tiles have `together` tokens. With `by_token`, `lse` is
+// Grid (tiles · key heads). `heads` is the number of query heads. `group` query heads share a key head, and tiles have `together` tokens. With `by_token`, `lse` is
 // [tokens, heads]; otherwise it is [sequences, heads, seq_len].
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) ordered_attention(
     X* o, float* lse, const X* q, const X* k, const X* v, int q_stride, int k_stride, int v_stride, int seq_len, const int* cu_seqlens,

@@ -103,7 +103,10 @@ fn expect_log_probabilities_of_training(name: RecipeName, device: &Device, mut s
     let mut engine = Engine::to_lend(&model, &options).unwrap();
     let prompt = |tokens: u32| -> Vec<u32> { (0..tokens).map(|i| (7 * i + tokens) % 96).collect() };
     let draw_of = |(i, length)| Draw { prompt: prompt(length), seed: seed_of([1, 2, 3, i]), max_tokens: 20 };
-    let wanted: Vec<Draw> = (0..).zip([3, 11, 3, 40, 33, 1, 40, 16]).map(draw_of).collect();
+    // Few completions end early enough for three turns, and which ones do depends on the device.
+    let count = if matches!(device, Device::Cuda(_)) { 96 } else { 8 };
+    let lengths = [3, 11, 3, 40, 33, 1, 40, 16].into_iter().cycle().take(count);
+    let wanted: Vec<Draw> = (0..).zip(lengths).map(draw_of).collect();
     let draw = |model: &mut Decoder, engine: &mut Engine| {
         let work = |engine: &mut Engine| {
             let mut samples = sample(engine, &wanted, &ENDS, 1.0)?;
