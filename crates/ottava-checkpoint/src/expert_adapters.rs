@@ -21,8 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The names of the matrices of adapters, after the name of the module.
 const MATRICES: [&str; 2] = ["lora_A.weight", "lora_B.weight"];
 
-/// Returns the name of a matrix of an adapter, called after its parameter. Other names are returned as they are. `targets` are the parameters in the
-/// settings of the adapter, and `has_inner` says whether the file has another adapter of the same module, called `base_layer`.
+/// Returns the name of a matrix of an adapter with the name of the adapted parameter in it, or `name` itself if it is no such matrix. `targets` are the
+/// parameters in the settings of the adapter. `has_inner` says whether the file has another adapter of the same module, under the name `base_layer`.
 pub(super) fn own_name(name: &str, targets: &[String], has_inner: impl Fn(&str) -> bool) -> String {
     let Some((module, matrix)) = MATRICES.iter().find_map(|end| {
         let module = name.strip_suffix(end)?.strip_suffix('.')?;
@@ -116,7 +116,7 @@ pub(super) fn file_names(name: &str) -> [String; 2] {
     parameter_names(name)
 }
 
-/// Returns the name of the matrix of all experts, called after its parameter, and the names of the matrices of the linears of this expert.
+/// Returns the name of the matrix of all experts, with the name of the adapted parameter in it, and the names of the matrices of the linears of this expert.
 pub(super) fn names_of(tensor: &FolderTensor, place: &ExpertAdapter) -> (String, Vec<String>) {
     let (mixture, rest) = tensor.name.rsplit_once(".experts.").expect("an expert is one of experts");
     let (expert, rest) = rest.split_once('.').expect("a name after the number");

@@ -49,8 +49,8 @@ impl ModelLinks {
         links
     }
 
-    /// Makes the links lead to `checkpoint`, a folder in `checkpoints/` of the run. Other files of the run stay as they are. A file system without
-    /// links gets none, and a warning.
+    /// Makes the links lead to `checkpoint`, a folder in `checkpoints/` of the run, and changes no other file. If the file system has no links, warns and makes
+    /// none.
     pub fn lead_to(&mut self, checkpoint: &Path) {
         match link(&self.run, checkpoint) {
             Ok(changed) => changed.iter().for_each(|file| {

@@ -64,8 +64,8 @@ pub struct GroupedAdapterConfig<'a> {
 const RANKS: usize = 8;
 
 impl GroupedAdapter {
-    /// Creates the adapters of all experts of this rank. Returns `None` if the parameter is no target of the builder's
-    /// [`Lora`](ottava_recipe::lora::Lora).
+    /// Creates the adapters of all experts of this rank. Returns `None` if the [`Lora`](ottava_recipe::lora::Lora) of the builder does not select the
+    /// parameter.
     ///
     /// Errors with [`Error::Config`](ottava_common::Error::Config) with magnitudes, and if the targets select a part of the parameter.
     pub fn new(build: &mut Builder, config: GroupedAdapterConfig) -> Result<Option<GroupedAdapter>> {
