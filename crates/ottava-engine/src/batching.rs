@@ -41,6 +41,8 @@ pub struct Engine {
     scales_by_token: bool,
     /// Whether several prompts are computed in one pass of the attention of training.
     pub(super) packs_prompts: bool,
+    /// Whether such a pass has the bits of attention over the cache while results must not depend on the batch.
+    pub(super) packs_in_order: bool,
     pub(super) masks: Masks,
     pub(super) part: Part,
     pub(super) ahead: Ahead,
@@ -75,6 +77,13 @@ fn memory(model: &Decoder, options: &EngineOptions) -> Result<(KvCache, Pools)> 
     let cache = model.kv_cache(sizes)?;
     let pools = Pools::new(groups.iter().map(|(group, blocks)| (group.window, *blocks)), max_batch, prefill_chunk);
     Ok((cache, if model.state_bytes() > 0 { pools.with_states(saved_states) } else { pools }))
+}
+
+/// Returns whether attention of whole prompts has the bits of attention over the cache, while results must not depend on the batch.
+fn packs_in_order(model: &Decoder, options: &EngineOptions) -> bool {
+    let compute = model.recipe().compute;
+    let keeps_bits = options.kv_cache_dtype.resolve(compute) == compute;
+    keeps_bits && model.part().order_refusal(model.device(), compute).is_none()
 }
 
 impl Engine {
@@ -148,6 +157,7 @@ impl Engine {
         let steps = DecodeSteps::new(model.device(), fixed_rows(&model, options));
         Ok(Engine {
             packs_prompts: model.packs_prompts()?,
+            packs_in_order: model.packs_prompts()? && packs_in_order(&model, options),
             model,
             adapters: Vec::new(),
             adapter: None,

@@ -79,10 +79,12 @@ impl Engine {
             let sequence = &self.running[at];
             sequence.draws_next() && !sequence.reads_activations()
         });
-        // The attention of training has another order of sums than attention over the cache.
         let (first, mut rest): (Plan, Plan) = rest.into_iter().partition(|&(at, new)| {
-            let is_whole = self.packs_prompts || new.is_multiple_of(PREFILL_MULTIPLE);
-            self.running[at].computed == 0 && is_whole && !self.options.batch_invariant
+            let may_leave_cache = match self.options.batch_invariant {
+                true => self.packs_in_order,
+                false => self.packs_prompts || new.is_multiple_of(PREFILL_MULTIPLE),
+            };
+            self.running[at].computed == 0 && may_leave_cache
         });
         let most = single.len().max(MOST_ROWS);
         let mut passes: Vec<_> = divided(single, most).into_iter().map(|plan| (BatchKind::Rows, plan)).collect();

@@ -11,7 +11,6 @@ use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::Units;
 use ottava_tensor::Tensor;
-use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_train::step::host::{from_host, values};
 use ottava_train::step::{Loss, Metrics, TrainStep};
 
@@ -20,14 +19,6 @@ struct Focal;
 
 impl Loss for Focal {
     fn units(&self, tokens: usize) -> usize {
-        tokens
-    }
-
-    fn counted(&self, targets: &[i32]) -> usize {
-        targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
-    }
-
-    fn values(&self, tokens: usize) -> usize {
         tokens
     }
 

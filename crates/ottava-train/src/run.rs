@@ -66,7 +66,7 @@ impl Run {
         let spans: Vec<_> = (0..schedule.stages).map(|stage| all[schedule.number(rank, stage)].clone()).collect();
         let axes = Rc::new(LayerAxes::new(ranks.clone()));
         let mut model = Decoder::staged(sizes, &recipe, device, purpose, seq_len, &spans, axes)?;
-        let batch_invariance = batch_invariance::begin(run, sizes, &model, device)?;
+        let batch_invariance = batch_invariance::begin(run, &model, device)?;
         let reduction = run.parallel.communication.reduction(run.optimizer.formats().gradients);
         let values = run.needs_values();
         let partition = Partition::new(&mut model, ranks, run.parallel.zero, reduction, values)?;

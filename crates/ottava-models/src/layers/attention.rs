@@ -26,8 +26,8 @@ use ottava_recipe::operand::{ResidualGradient, View, Views};
 use ottava_recipe::param::{Builder, FolderLayout, FolderTensor, Init, Param, Split};
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{
-    Angles, AttentionInput, AttentionSpec, GateFunction, RopeLayout, RopePairs, Rotation, append_kv, attention,
-    attention_backward, attention_sink, attention_sink_backward, output_gate, paged_attention, rope, rope_to,
+    Angles, AttentionSpec, GateFunction, RopeLayout, RopePairs, Rotation, append_kv, attention_backward,
+    attention_sink_backward, attention_with_sinks, output_gate, paged_attention, rope, rope_to,
 };
 use part_norm::PartNorm;
 
@@ -268,7 +268,7 @@ impl Attention {
         let spec = self.spec_of_rank(sequences);
         let kv = self.share(&qkv, &spec, context)?;
         let input = Attention::input_of(&qkv, kv.as_ref(), &spec, sequences);
-        let (o, lse) = attend(input, &spec, self.sinks_of_rank(sequences)?)?;
+        let (o, lse) = attention_with_sinks(input, &spec, self.sinks_of_rank(sequences)?.as_ref())?;
         let qkv = (!context.recompute.qkv()).then(|| unrotated.unwrap_or(qkv));
         Ok(Attended { qkv, o, gate, lse: Some(lse) })
     }
@@ -303,7 +303,7 @@ impl Attention {
         }
         let kv = self.share(&qkv, &self.spec, context)?;
         let input = Attention::input_of(&qkv, kv.as_ref(), &self.spec, context.sequences);
-        Ok(attend(input, &self.spec, sinks)?.0)
+        Ok(attention_with_sinks(input, &self.spec, sinks.as_ref())?.0)
     }
 
     /// Returns the sinks of the heads that this rank computes over `sequences`, if the layer has sinks.
@@ -357,15 +357,6 @@ fn turn(qkv: &mut Tensor, rotation: Option<(Angles, RopeLayout)>, direction: Rot
         Some((angles, layout)) => Ok(rope(qkv, angles, layout, direction)?),
         None => Ok(()),
     }
-}
-
-/// Returns the output and the `lse` of attention, with `sinks` if the layer has them.
-fn attend(input: AttentionInput, spec: &AttentionSpec, sinks: Option<Tensor>) -> Result<(Tensor, Tensor)> {
-    let (mut o, mut lse) = attention(input, spec)?;
-    if let Some(sinks) = sinks {
-        attention_sink(&mut o, &mut lse, &sinks)?;
-    }
-    Ok((o, lse))
 }
 
 /// Returns the output of attention for this rank's tokens, from the output `o` of this rank's heads, multiplied by the gate if there is one.

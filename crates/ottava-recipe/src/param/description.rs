@@ -93,6 +93,16 @@ impl Description {
         self.attention.iter().try_fold(is_attention, |all, spec| Ok(all && is_fused(spec)?))
     }
 
+    /// Returns why some attention of training on `device` has no kernel in the order of sums of attention over a cache, with activations in `dtype`, as a
+    /// clause. Recurrent layers have other sums in training.
+    pub fn order_refusal(&self, device: &Device, dtype: DType) -> Option<String> {
+        if !self.recurrent.is_empty() {
+            return Some("training computes recurrent layers in chunks, and decoding token by token".into());
+        }
+        let mut cases = self.attention.iter().map(|spec| AttentionCase::fused(spec, dtype, false));
+        cases.find_map(|case| AttentionBackend::order_refusal(&case, device))
+    }
+
     /// Makes attention layer `number` read the keys and values of the layer `lender`, and returns `lender`.
     pub fn share_cache(&mut self, number: usize, lender: usize) -> usize {
         self.caches[number] = lender;

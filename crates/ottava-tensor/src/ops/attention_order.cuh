@@ -1,11 +1,12 @@
 // The order of sums of attention on tensor cores. A row of the result has the same bits in every kernel that keeps this order.
 //
-// Scores and weighted values are sums by mma.m16n8k16 in F32. The 16 channels of a product of queries and keys are four runs of four channels, 8 channels
-// apart (`piece_of`). Units of 16·TILES keys follow each other in a stream. Before the weighted values of a unit are added, the earlier sums are scaled to
-// the largest score so far. Lane l of eight adds the powers of keys l and l + 8 of each 16 keys; then lanes l and l ^ 1, l ^ 2 and l ^ 4 are added.
-// A part of a context has STREAMS streams, and stream s has the units s, s + STREAMS, s + 2·STREAMS and so on of the part. The results of streams are
-// joined in order (`join`), and so are the results of parts. Keys that a query does not see change no bit: their powers are 0, and joining an empty result
-// changes nothing.
+// Scores and weighted values are sums by mma.m16n8k16 in F32, or by wgmma, whose sums have the same bits. The 16 channels of a product of queries and keys
+// are four runs of four channels, 8 channels apart. Scores are multiples of 2^-13 and are relative to a power of two, the base of a row (`Base`). So a sum
+// relative to one base, times a power of two, has the bits of the sum relative to another base, and kernels may choose and raise bases at any time.
+// Units of 16·TILES keys follow each other in a stream. Lane l of eight adds the powers of keys l and l + 8 of each 16 keys; then lanes l and l ^ 1, l ^ 2
+// and l ^ 4 are added. A part of a context has STREAMS streams, and stream s has the units s, s + STREAMS, s + 2·STREAMS and so on of the part. The results
+// of streams are added in order (`Join`), and so are the results of parts. Keys that a query does not see change no bit: their powers are 0, and an empty
+// result changes nothing.
 #define INFINITY __int_as_float(0x7F800000)
 #define FULL 0xFFFFFFFF
 
@@ -18,9 +19,24 @@ __device__ __forceinline__ float power(float x) {
 // Returns the value to subtract from scores with the maximum `largest`: 0 if no key is seen.
 __device__ __forceinline__ float base_of(float largest) { return largest == -INFINITY ? 0.0f : largest; }
 
+// Scores are kept with this addend: 1.5 · 2^10. So their last bit is 2^-13, and differences of scores and integers are exact.
+#define GRID 1536.0f
+
+// Returns the smallest integer that is not less than a score with the addend GRID.
+__device__ __forceinline__ float integer_above(float score) { return ceilf(score - GRID); }
+// Returns the value to subtract from scores with the addend GRID, for powers relative to 2^base. The base is -infinity if no key is seen.
+__device__ __forceinline__ float subtrahend(float base) { return base == -INFINITY ? GRID : base + GRID; }
+// Returns 2^(from - to), the factor of a sum whose base rises.
+__device__ __forceinline__ float rise(float from, float to) { return to == -INFINITY ? 0.0f : power(from - to); }
+
 // Returns cap · tanh(x / cap), from an approximate power of two. The error is a few roundings of `cap`. tanh.approx would have only 11 bits.
 __device__ __forceinline__ float capped(float x, float cap) {
     return fmaf(-2.0f * cap, __fdividef(1.0f, power(x * (2.885390082f / cap)) + 1.0f), cap);
+}
+
+// Returns scale · sum, capped if `cap` is not 0, with the addend GRID.
+__device__ __forceinline__ float score_of(float sum, float scale, float cap) {
+    return cap > 0.0f ? capped(sum * scale, cap) + GRID : fmaf(sum, scale, GRID);
 }
 
 #define MULTIPLY(TYPE)                                                                                                          \
@@ -38,11 +54,12 @@ __device__ __forceinline__ float capped(float x, float cap) {
 MULTIPLY(bf16)
 MULTIPLY(f16)
 
-// The factors of two results that are joined, and the largest score of both.
+// The factors of two results that are joined, and the base of the joined result.
 struct Join {
-    float most, kept, taken;
-    __device__ __forceinline__ Join(float largest, float other) : most(fmaxf(largest, other)) {
-        kept = power(largest - base_of(most)), taken = power(other - base_of(most));
-    }
+    float base, kept, taken;
+    __device__ __forceinline__ Join(float of, float other) : base(fmaxf(of, other)), kept(rise(of, base)), taken(rise(other, base)) {}
     __device__ __forceinline__ float operator()(float value, float other) const { return fmaf(other, taken, value * kept); }
 };
+
+// Returns the power of the logit of a sink, relative to scores with the maximum `largest`. If it overflows, the sink has all of the probability.
+__device__ __forceinline__ float sink_power(X sink, float largest) { return power(load(sink) * 1.44269504f - base_of(largest)); }

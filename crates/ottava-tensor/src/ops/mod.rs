@@ -93,7 +93,7 @@ pub use add::add;
 pub use argmax::argmax;
 pub use attention::{
     AttentionBackend, AttentionCase, AttentionGradient, AttentionInput, AttentionSpec, ChosenBackend, HeadView,
-    KeySource, attention, attention_backward,
+    KeySource, attention, attention_backward, attention_with_sinks,
 };
 pub use attention_sink::{attention_sink, attention_sink_backward};
 pub use bias::{add_bias, add_grouped_bias, bias_gradient, grouped_bias_dots, grouped_bias_gradient};

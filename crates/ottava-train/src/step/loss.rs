@@ -15,12 +15,16 @@ pub trait Loss: Any {
     /// Returns the number of losses in a micro-batch of `tokens` tokens, including ignored losses. Backward divides by the total over micro-batches.
     fn units(&self, tokens: usize) -> usize;
 
-    /// Returns the number of losses that are not ignored in a micro-batch with these `targets`. The update multiplies by units / counted losses, so
-    /// the step descends the mean of the counted losses.
-    fn counted(&self, targets: &[i32]) -> usize;
+    /// Returns the number of losses that are not ignored in a micro-batch with these `targets`, by default the number of targets that are not
+    /// [`IGNORE_INDEX`]. The update multiplies by units / counted losses, so the step descends the mean of the counted losses.
+    fn counted(&self, targets: &[i32]) -> usize {
+        targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+    }
 
-    /// Returns the number of values that [`Loss::losses_and_gradient`] returns for `tokens` tokens.
-    fn values(&self, tokens: usize) -> usize;
+    /// Returns the number of values that [`Loss::losses_and_gradient`] returns for `tokens` tokens, by default one per token.
+    fn values(&self, tokens: usize) -> usize {
+        tokens
+    }
 
     /// Computes the [`values`](Loss::values) of the micro-batch, and the gradient `[T, C]` of `scale · Σ losses` by `normed`. `normed` `[T, C]` is
     /// the result of forward, `targets` is `[T]`, and `scale` `[1]` is on the device. Adds to the gradient of the head's weight.
@@ -53,8 +57,10 @@ pub trait Loss: Any {
         others.iter().enumerate().map(|(i, other)| sums.get(i).copied().unwrap_or_default() + other).collect()
     }
 
-    /// Returns the metrics of a step with these merged sums, without the loss.
-    fn metrics(&self, sums: &[f64]) -> Metrics;
+    /// Returns the metrics of a step with these merged sums, without the loss. By default there are none.
+    fn metrics(&self, _sums: &[f64]) -> Metrics {
+        Metrics::default()
+    }
 }
 
 /// The metrics that an objective reports for a step or an evaluation, besides the loss.
@@ -96,14 +102,6 @@ impl Loss for NextTokenLoss {
         tokens
     }
 
-    fn counted(&self, targets: &[i32]) -> usize {
-        targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
-    }
-
-    fn values(&self, tokens: usize) -> usize {
-        tokens
-    }
-
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -119,10 +117,6 @@ impl Loss for NextTokenLoss {
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
         let before = sums.first().copied().unwrap_or_default();
         Ok(vec![values.iter().fold(before, |sum, loss| sum + loss)])
-    }
-
-    fn metrics(&self, _: &[f64]) -> Metrics {
-        Metrics::default()
     }
 }
 

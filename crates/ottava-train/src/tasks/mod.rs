@@ -14,5 +14,5 @@ mod texts;
 
 pub use likelihood::{BatchSizes, log_likelihoods};
 pub use run::RunTasks;
-pub use samples::{RunSamples, complete_samples, sample_requests};
-pub use texts::complete_texts;
+pub use samples::{RunSamples, sample_requests};
+pub use texts::{complete_all, complete_texts};

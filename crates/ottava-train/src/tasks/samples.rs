@@ -1,10 +1,11 @@
 //! The samples of a run: completions of `generation.prompts` by the model that is trained.
 
 use super::run::{draw_sizes, expect_whole_models};
+use super::texts::complete_all;
 use crate::objective::rollout::Drawer;
 use ottava_common::error::Result;
 use ottava_data::Tokenizer;
-use ottava_engine::{Engine, Request, Sampling, TextRequest, complete};
+use ottava_engine::{Request, Sampling, TextRequest};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::mode::StepPrecision;
@@ -25,18 +26,6 @@ pub fn sample_requests(config: &RunConfig, tokenizer: &Tokenizer) -> Result<Vec<
         Ok(TextRequest { request, ..TextRequest::default() })
     };
     of.prompts.iter().zip(0..).map(request).collect()
-}
-
-/// Completes `requests` with `engine`, and returns their completions in this order.
-///
-/// Errors as [`complete`].
-pub fn complete_samples(engine: &mut Engine, tokenizer: &Tokenizer, requests: Vec<TextRequest>) -> Result<Vec<String>> {
-    let mut completions = vec![String::new(); requests.len()];
-    complete(engine, tokenizer, requests, &mut |_, _| {}, &mut |number, done| {
-        completions[number] = done.text;
-        Ok(())
-    })?;
-    Ok(completions)
 }
 
 /// The samples that a run draws at each evaluation, if `generation.at_evaluations` is on.
@@ -61,7 +50,7 @@ impl RunSamples {
 
     /// Returns the completions of the prompts on the leading rank, and nothing on other ranks. All ranks of `partition` call it together.
     ///
-    /// Errors as [`complete`].
+    /// Errors as [`complete_all`].
     pub fn draw(
         &mut self,
         model: &mut Decoder,
@@ -78,7 +67,7 @@ impl RunSamples {
         let drawer = drawer.get_or_insert_with(|| Drawer::new(sizes));
         let wanted = if partition.ranks().leads() { requests.clone() } else { Vec::new() };
         model.scaling().set_all_high_precision(precision == StepPrecision::High);
-        let drawn = drawer.lend(model, partition, |engine| complete_samples(engine, tokenizer, wanted));
+        let drawn = drawer.lend(model, partition, |engine| complete_all(engine, tokenizer, wanted, &mut |_| {}));
         model.scaling().set_all_high_precision(false);
         partition.ranks().together("the samples of the run", drawn)
     }

@@ -26,12 +26,24 @@ pub fn complete_texts(
         let stop = texts.until.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         TextRequest { request, stop, decodes_alone: true }
     };
-    let (mut found, mut done) = (vec![String::new(); places.len()], 0);
+    complete_all(engine, tokenizer, places.iter().map(request).collect(), progress)
+}
+
+/// Completes `requests` with `engine`, and returns their completions in this order. Calls `progress` with the number of new tokens so far.
+///
+/// Errors as [`complete`].
+pub fn complete_all(
+    engine: &mut Engine,
+    tokenizer: &Tokenizer,
+    requests: Vec<TextRequest>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Vec<String>> {
+    let (mut found, mut done) = (vec![String::new(); requests.len()], 0);
     let mut on_text = |_, _: &str| {
         done += 1;
         progress(done);
     };
-    complete(engine, tokenizer, places.iter().map(request), &mut on_text, &mut |number, completion| {
+    complete(engine, tokenizer, requests, &mut on_text, &mut |number, completion| {
         found[number] = completion.text;
         Ok(())
     })?;

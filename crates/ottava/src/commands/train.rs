@@ -17,7 +17,7 @@ use ottava_recipe::{KvCacheDtype, RecipeName};
 use ottava_settings::{CheckpointConfig, DeviceChoice, Loaded, LoggingConfig, RunConfig};
 use ottava_store::Bucket;
 use ottava_trackers::{Facts, Outcome, Trackers};
-use ottava_train::tasks::{complete_samples, sample_requests};
+use ottava_train::tasks::{complete_all, sample_requests};
 use ottava_train::trainer::{RunLock, Start, StepReport, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -291,7 +291,7 @@ fn samples(trainer: Trainer, config: &RunConfig) -> Result<Vec<String>> {
     let requests = sample_requests(config, &tokenizer)?;
     let lengths = requests.iter().map(|each| each.request.prompt.len().saturating_add(g.max_new_tokens));
     let options = EngineOptions::for_lengths(&model, None, lengths, config.data.max_length, KvCacheDtype::Auto)?;
-    let completions = complete_samples(&mut Engine::new(model, &options)?, &tokenizer, requests)?;
+    let completions = complete_all(&mut Engine::new(model, &options)?, &tokenizer, requests, &mut |_| {})?;
     Ok(g.prompts.iter().zip(completions).map(|(prompt, completion)| prompt.clone() + &completion).collect())
 }
 

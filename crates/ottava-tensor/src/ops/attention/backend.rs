@@ -1,5 +1,6 @@
 //! Chooses an attention backend by spec and device, from a table that attention and `ottava plan` read.
 
+use super::ordered::Variant;
 use super::{AttentionInput, AttentionSpec};
 use crate::{Capability, DType, Device, Error, Feature, Result};
 
@@ -265,16 +266,19 @@ pub struct ChosenBackend {
 }
 
 impl AttentionBackend {
-    /// Returns why forward of the case has no kernel in the order of sums of paged attention (`ordered.rs`), as a clause.
-    pub fn order_refusal(case: &AttentionCase) -> Option<String> {
+    /// Returns why forward of the case on `device` has no kernel in the order of sums of paged attention (`ordered.rs`), as a clause. On a CPU, the sums of
+    /// attention do not depend on the batch.
+    pub fn order_refusal(case: &AttentionCase, device: &Device) -> Option<String> {
+        let Device::Cuda(gpu) = device else { return None };
         let AttentionSpec { head_dim, value_dim, .. } = *case.spec;
-        match super::ordered::variant(case) {
-            Some(_) => None,
+        match Variant::of(case) {
+            Some(_) if Variant::runs_on(gpu) => None,
+            Some(_) => Some(format!("attention with a known order of sums needs a Hopper GPU, not {device}")),
             None if head_dim > 128 || !head_dim.is_multiple_of(16) || value_dim != head_dim => Some(format!(
                 "attention with a known order of sums has heads of a multiple of 16 up to 128, not of {head_dim}"
             )),
             None => Some(format!(
-                "attention with a known order of sums is causal, in float16 or bfloat16, not {} in {}",
+                "attention with a known order of sums is causal, in bfloat16, not {} in {}",
                 case.spec, case.dtype
             )),
         }

@@ -1,4 +1,4 @@
-use super::{AttentionBackend, AttentionCase, AttentionInput, AttentionSpec, ordered};
+use super::{AttentionBackend, AttentionInput, AttentionSpec};
 use crate::cuda::{AttentionBackward, AttentionForward, AttentionShape, CudaDevice, DocumentPointers, ScoreFactors};
 use crate::ops::declaration::{Address, AddressMut, kernels};
 use crate::ops::launch::{self, BLOCK, Defines};
@@ -180,9 +180,6 @@ pub(super) fn attention(
     o: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
-    if gpu.is_batch_invariant() && ordered::variant(&AttentionCase::of_input(&input, spec)).is_some() {
-        return ordered::ordered_attention(gpu, backend, input, spec, o, lse);
-    }
     let [q, k, v] = input.views().map(|view| view.address());
     if backend == AttentionBackend::CuDnn {
         let found = input.cu_seqlens.map(|at| Documents::new(gpu, at, &input, spec)).transpose()?;

@@ -27,7 +27,8 @@ pub use backend::{AttentionBackend, AttentionCase, ChosenBackend, KeySource};
 pub use input::{AttentionGradient, AttentionInput, HeadView};
 pub use spec::AttentionSpec;
 
-use super::real_type;
+use self::ordered::Variant;
+use super::{attention_sink, real_type};
 use crate::ops::dispatch::dispatch;
 use crate::{Result, Tensor};
 
@@ -43,15 +44,34 @@ pub(in crate::ops) use cpu::softmax;
 /// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`]). Gemma
 /// Team 2024, arXiv:2408.00118 (soft cap); Beltagy et al. 2020, arXiv:2004.05150 (window).
 pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor, Tensor)> {
+    attention_with_sinks(input, spec, None)
+}
+
+/// Returns the results of [`attention`], to whose softmax `sinks` are added as by [`attention_sink`](super::attention_sink()).
+///
+/// Has the errors of both.
+pub fn attention_with_sinks(
+    input: AttentionInput,
+    spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
+) -> Result<(Tensor, Tensor)> {
     input.check("attention", spec)?;
     let (device, dtype) = (input.q.matrix.device(), input.q.matrix.dtype());
-    let backend = AttentionBackend::choose(device, &AttentionCase::of_input(&input, spec))?.backend;
+    let case = AttentionCase::of_input(&input, spec);
+    let backend = AttentionBackend::choose(device, &case)?.backend;
     let mut o = Tensor::empty(device, &[input.q.matrix.shape()[0], spec.output_width()], dtype)?;
     let mut lse = Tensor::empty(device, &lse_shape(&input, spec, backend), real_type(dtype))?;
+    if let Some((gpu, variant)) = Variant::in_use(device, &case) {
+        ordered::ordered_attention(gpu, variant, backend, input, spec, sinks, &mut o, &mut lse)?;
+        return Ok((o, lse));
+    }
     dispatch! { device,
         scratch => cpu::scratch(&input, spec),
         cpu => cpu::attention(input, spec, &mut o, &mut lse),
         gpu => cuda::attention(gpu, backend, input, spec, &mut o, &mut lse)?,
+    }
+    if let Some(sinks) = sinks {
+        attention_sink(&mut o, &mut lse, sinks)?;
     }
     Ok((o, lse))
 }

@@ -1,24 +1,29 @@
-// Causal attention of whole documents in the order of sums of attention_order.cuh, for 16-bit types and heads of a multiple of 16 channels up to DIM. A row
-// has the bits that attention over a cache in X gives its token.
+// Causal attention of whole documents in the order of sums of attention_order.cuh, in BF16 for heads of a multiple of 16 channels up to DIM, on Hopper. A row
+// has the bits that attention over a cache in BF16 gives its token.
 //
-// S = Q·Kᵀ and O += P·V are computed by mma.m16n8k16. Rows are queries: up to ROWS queries of a block share a key head, and a warp has 16 of them. In
-// comments, g = lane / 4 and t = lane % 4, as in the PTX ISA, "Matrix Fragments for mma.m16n8k16". A lane has the rows g and g + 8 of its warp.
-// - Lane t of a row of Q or K has the pieces t, t + 4 and so on of 16 bytes. So products have the channels of `paged_attention/tensor_cores.cuh`.
-// - The accumulator of S becomes P, the first operand of P·V, in 16 bits.
-// A block copies the keys and values of a stream to shared memory while it multiplies with the keys and values of the stream before.
+// Rows are queries: up to ROWS queries of a block share a key head. Two warp groups compute 64 rows each, and a third copies keys and values. A step computes
+// the scores S = Q·Kᵀ of the keys of one or two streams, the powers P of the scores, and the weighted values P·V. While a warp group computes powers, the
+// tensor cores compute products of the other warp group. In comments, g = lane / 4 and t = lane % 4: a lane has the rows g and g + 8 of the 16 rows of its
+// warp, and the columns 8 j + 2 t and 8 j + 2 t + 1, as in the PTX ISA, "Matrix fragments for wgmma.mma_async.m64nNk16".
 
-#define WARPS 8
-#define ROWS (16 * WARPS)
-// The numbers of 16-byte pieces of a key, of tiles of 16 tokens in a unit, of tokens in a unit, of streams in a part, and of units in a stream of a part.
-#define PIECES (DIM / 8)
+#define GROUP 128                                   // number of threads of a warp group
+#define ROWS 128
+#define ROW_BYTES 128                               // bytes of 64 channels: the width of a box
+#define BOXES (DIM / 64)
+// The numbers of tiles of 16 tokens in a unit, of tokens in a unit, of streams in a part, of units in a stream of a part, and of keys of a stream.
 #define TILES (DIM <= 64 ? 2 : 1)
 #define UNIT (16 * TILES)
 #define STREAMS 4
 #define UNITS 4
-#define STREAM (UNIT * UNITS)
-#define PART (STREAM * STREAMS)
-// The bytes of the keys, or of the values, of a stream.
-#define STAGE (STREAM * DIM * 2)
+#define KEYS (UNIT * UNITS)
+#define PART (KEYS * STREAMS)
+// The numbers of streams and of keys in a step. A part has whole steps.
+#define PER_STEP (DIM <= 64 ? 1 : 2)
+#define STEP_KEYS (KEYS * PER_STEP)
+#define STAGES 2
+#define STAGE (STEP_KEYS * DIM * 2)                 // bytes of the keys, or of the values, of a step
+#define SCORES (STEP_KEYS / 2)                      // scores of a lane
+#define OWN (DIM / 2)                               // sums of a lane
 
 // A document, and the queries of a tile of it.
 struct Tile { int start, length, first; };
@@ -38,223 +43,339 @@ __device__ __forceinline__ Tile find(const int* at, int documents, int seq_len, 
     return {at[low], at[low + 1] - at[low], (tile - at[low] / together - low) * together};
 }
 
-// Copies 16 bytes to shared memory, or zeros if `is_read` is false.
-__device__ __forceinline__ void copy_piece(u32 to, const void* from, bool is_read) {
+// Returns the distance of a key of a step from the first key of the step.
+__device__ __forceinline__ int key_of(int row) { return row / KEYS * UNIT + row % KEYS / UNIT * (STREAMS * UNIT) + row % UNIT; }
+
+// Copy 8 or 16 bytes to shared memory, or zeros if `is_read` is false.
+__device__ __forceinline__ void copy8(u32 to, const void* from, bool is_read) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(is_read ? 8 : 0) : "memory");
+}
+__device__ __forceinline__ void copy16(u32 to, const void* from, bool is_read) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_read ? 16 : 0) : "memory");
 }
-__device__ __forceinline__ uint4 shared_piece(u32 from) {
-    uint4 words;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w) : "r"(from) : "memory");
-    return words;
+__device__ __forceinline__ void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits for all groups of copies but the last PENDING, and shows them to the tensor cores.
+template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+    show_copies_what_was_written();
 }
-// Returns the second operands of two products, for the channels of a piece and of the next piece: 16 tokens of values.
-__device__ __forceinline__ void load_values(u32 (&b)[4], u32 from) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "r"(from) : "memory");
-}
-// Return the place of a piece in a row of keys or of values. The pieces that lanes read at once are in different banks.
-__device__ __forceinline__ int key_place(int row, int piece) { return row * DIM * 2 + (piece ^ (row & 1) << 2) * 16; }
-__device__ __forceinline__ int value_place(int row, int piece) { return row * DIM * 2 + (piece ^ (row & 7)) * 16; }
 
-// Grid (tiles · key heads). `heads` is the number of query heads. `group` query heads share a key head, and tiles have `together` tokens. With `by_token`, `lse` is
-// [tokens, heads]; otherwise it is [sequences, heads, seq_len].
-extern "C" __global__ void __launch_bounds__(32 * WARPS, 1) ordered_attention(
-    X* o, float* lse, const X* q, const X* k, const X* v, int q_stride, int k_stride, int v_stride, int seq_len, const int* cu_seqlens,
-    int documents, int heads, int group, int together, int dim, int by_token, float scale, int window, float cap) {
-    extern __shared__ __align__(16) char memory[];
-    const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL, threadIdx.x / 32, 0), g = lane / 4, t = lane % 4;
+// Returns the byte of a row of queries or keys at which the eight bytes number `part` of the row stand in a matrix of `rows` rows. The four lanes of a product
+// of attention over a cache have neighbouring pieces of 16 bytes. So a product of 16 channels has the first or the last eight bytes of four pieces.
+__device__ __forceinline__ u32 channel_place(int rows, int row, int part) {
+    const int byte = part / 8 * 64 + part % 2 * 32 + part / 2 % 4 * 8, piece = byte / 16;
+    return piece / 8 * rows * ROW_BYTES + row * ROW_BYTES + (piece % 8 ^ row % 8) * 16 + byte % 16;
+}
+__device__ __forceinline__ u32 value_place(int row, int piece) {
+    return piece / 8 * STEP_KEYS * ROW_BYTES + row * ROW_BYTES + (piece % 8 ^ row % 8) * 16;
+}
+
+// Copies BYTES bytes of every row number APART of a step from `token` on, and ends the group. Rows after the last of `seen` tokens are copies of this token,
+// so that their values are finite. `to` is the place of the first row.
+template <int APART, int BYTES> __device__ __forceinline__ void copy_step(u32 to, const char* from, int stride, int token, int seen, bool is_read) {
+    // Four rows later, the swizzle exchanges the halves of a row.
+    const auto copy = [&](int i, const char* row) {
+        const u32 place = (i * APART % 8 ? to ^ 64 : to) + i * APART * ROW_BYTES;
+        if (BYTES == 8) copy8(place, row, is_read);
+        else copy16(place, row, is_read);
+    };
+    if (token + PART - (STREAMS - PER_STEP) * UNIT <= seen) {
+        const char* at = from + (u64)token * stride;
+#pragma unroll
+        for (int i = 0; i < STEP_KEYS / APART; i++) {
+            if (i > 0 && i * APART % KEYS == 0) at = from + (u64)(token + UNIT) * stride;
+            copy(i, at);
+            at += (u64)((i + 1) * APART % UNIT ? APART : APART + (STREAMS - 1) * UNIT) * stride;
+        }
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < STEP_KEYS / APART; i++) copy(i, from + (u64)min(token + key_of(i * APART), seen - 1) * stride);
+    }
+    end_of_copies();
+}
+
+#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
+#define NAMES_32                                                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "    \
+    "%27, %28, %29, %30, %31"
+#define NAMES_64                                                                                                                        \
+    NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, "    \
+             "%55, %56, %57, %58, %59, %60, %61, %62, %63"
+// Computes d (+)= a · bᵀ for 64 rows, 16 channels, and the 128 keys of a step. `adds` is 0 for the first product of a sum.
+__device__ __forceinline__ void multiply_keys(float (&d)[SCORES], u64 a, u64 b, int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_64 "}, %64, %65, p, 1, 1, 0, 0;\n}"
+                 : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(adds));
+}
+// Computes d (+)= p · v for 64 rows, 16 keys and 64 channels.
+__device__ __forceinline__ void multiply_values(float (&d)[32], const u32* p, u64 v, int adds) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_32 "}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;\n}"
+                 : D16(0), D16(16) : "r"(p[0]), "r"(p[1]), "r"(p[2]), "r"(p[3]), "l"(v), "r"(adds));
+}
+__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void end_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Return the low words of descriptors of queries or keys, and of values [keys, channels], which have their next 64 channels in the next box. The shuffle tells
+// the compiler that all threads of a warp have the same word.
+__device__ __forceinline__ u32 low_of_keys(u32 address) { return __shfl_sync(FULL, address >> 4 | 1 << 16, 0); }
+__device__ __forceinline__ u32 low_of_values(u32 address) { return __shfl_sync(FULL, address >> 4 | STEP_KEYS * ROW_BYTES >> 4 << 16, 0); }
+// Returns the descriptor `bytes` bytes after the descriptor with the low word `low`.
+__device__ __forceinline__ u64 descriptor_at(u32 low, int bytes) {
+    u64 all;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low + (bytes >> 4)), "r"(0x40000040));
+    return all;
+}
+
+// Grid (tiles · key heads), 384 threads. `heads` is the number of query heads. `group` query heads share a key head, and tiles have `together` tokens. With
+// `by_token`, `lse` is [tokens, heads]; otherwise it is [sequences, heads, seq_len]. `sinks` may be null. `scale` and `cap` contain log2(e). Shared memory has
+// 1024 bytes to align the matrices, the queries, STAGES stages of keys and of values, and ROWS · DIM sums in F32.
+extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) ordered_attention(
+    X* o, float* lse, const X* q, const X* k, const X* v, const X* sinks, int q_stride, int k_stride, int v_stride, int seq_len,
+    const int* cu_seqlens, int documents, int heads, int group, int together, int dim, int by_token, float scale, int window, float cap) {
+    extern __shared__ char shared_of_the_launch[];
+    // Swizzled boxes start at multiples of 1024 bytes.
+    char* const memory = shared_of_the_launch + (1024 - shared_address(shared_of_the_launch) % 1024) % 1024;
+    const u32 queries = shared_address(memory), keys = queries + ROWS * DIM * 2, values = keys + STAGES * STAGE;
+    __shared__ u64 queries_full, keys_full[STAGES], keys_empty[STAGES], values_full[STAGES], values_empty[STAGES];
+    const int lane = threadIdx.x % 32, role = __shfl_sync(FULL, threadIdx.x / GROUP, 0);
     const int kv_heads = heads / group, kv = blockIdx.x % kv_heads;
     // Tiles with many keys come first.
     const Tile tile = find(cu_seqlens, documents, seq_len, together, (gridDim.x - 1 - blockIdx.x) / kv_heads);
     const int count = min(together, tile.length - tile.first);
     if (count <= 0) return;
-    const u32 keys = shared_address(memory), values = keys + 2 * STAGE;
-    float4* const total = (float4*)(memory + 4 * STAGE) + threadIdx.x;
+    // The block reads the keys from `base` to `seen`. Stream `s`, counted from the first token, has units in the part s / STREAMS.
+    const int seen = tile.first + count, base = window ? max(0, tile.first + 1 - window) : 0;
+    const int first_stream = base / PART * STREAMS;
+    const auto first_key = [](int s) { return s / STREAMS * PART + s % STREAMS * UNIT; };
+    // The last part may have keys in its first streams only.
+    const int in_last = (seen - 1) % PART, streams = (seen - 1) / PART * STREAMS + min(STREAMS, in_last / UNIT + 1);
+    if (threadIdx.x == 0) {
+        barrier_init(&queries_full, GROUP);
+        for (int s = 0; s < STAGES; s++) {
+            barrier_init(keys_full + s, GROUP), barrier_init(values_full + s, GROUP);
+            barrier_init(keys_empty + s, 2 * GROUP / 32), barrier_init(values_empty + s, 2 * GROUP / 32);
+        }
+        barriers_are_initialized();
+    }
+    __syncthreads();
 
-    // The two rows of this lane: the token in the document, the number of tokens that it sees, or 0 beyond the tile, and the queries.
-    int tokens[2], limits[2], query_heads[2];
-    u32 queries[2][PIECES];
+    if (role == 2) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        const int thread = threadIdx.x % GROUP;
+        // A thread copies the same eight bytes of several queries and keys, and the same 16 bytes of several values.
+        constexpr int KEYS_APART = GROUP / (DIM / 4), VALUES_APART = GROUP / (DIM / 8);
+        const int part = thread % (DIM / 4), first_row = thread / (DIM / 4), piece = thread % (DIM / 8), first_value = thread / (DIM / 8);
+        const bool is_channel = part * 4 < dim, is_piece = piece * 8 < dim;
+        for (int row = first_row; row < ROWS; row += KEYS_APART) {
+            const int token = row / group;
+            const X* const from = q + (u64)(tile.start + tile.first + min(token, count - 1)) * q_stride + (kv * group + row % group) * dim + part * 4;
+            copy8(queries + channel_place(ROWS, row, part), from, is_channel && token < count);
+        }
+        end_of_copies();
+        wait_for_copies<0>();
+        barrier_arrive(&queries_full);
+        const char* const all_keys = (const char*)(k + (u64)tile.start * k_stride + kv * dim + part * 4);
+        const char* const all_values = (const char*)(v + (u64)tile.start * v_stride + kv * dim + piece * 8);
+        const u32 own_keys = keys + channel_place(STEP_KEYS, first_row, part), own_values = values + value_place(first_value, piece);
+        int stage = 0, parity = 1;
+        for (int s = first_stream; s < streams; s += PER_STEP) {
+            barrier_wait(keys_empty + stage, parity);
+            copy_step<KEYS_APART, 8>(own_keys + stage * STAGE, all_keys, 2 * k_stride, first_key(s) + first_row, seen, is_channel);
+            // The copies of the values before are complete once only the copies of these keys are pending.
+            if (s > first_stream) {
+                wait_for_copies<1>();
+                barrier_arrive(values_full + (stage ^ 1));
+            }
+            barrier_wait(values_empty + stage, parity);
+            copy_step<VALUES_APART, 16>(own_values + stage * STAGE, all_values, 2 * v_stride, first_key(s) + first_value, seen, is_piece);
+            wait_for_copies<1>();
+            barrier_arrive(keys_full + stage);
+            if (++stage == STAGES) stage = 0, parity ^= 1;
+        }
+        wait_for_copies<0>();
+        barrier_arrive(values_full + (stage ^ 1));
+        return;
+    }
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int thread = threadIdx.x % GROUP, g = lane / 4, t = lane % 4, first_row = role * 64 + thread / 32 * 16 + g;
+    float4* const total = (float4*)(memory + ROWS * DIM * 2 + 2 * STAGES * STAGE) + threadIdx.x;
+    // The number of tokens that the two rows of this lane see, or 0 beyond the tile.
+    int limits[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int row = warp * 16 + g + 8 * r, token = row / group;
-        const bool is_row = token < count;
-        tokens[r] = tile.first + token, limits[r] = is_row ? tokens[r] + 1 : 0, query_heads[r] = kv * group + row % group;
-        const X* const from = q + (u64)(tile.start + tokens[r]) * q_stride + query_heads[r] * dim;
-#pragma unroll
-        for (int j = 0; j < PIECES / 4; j++) {
-            const int channel = (j * 4 + t) * 8;
-            uint4 words = make_uint4(0, 0, 0, 0);
-            if (is_row && channel < dim) words = *(const uint4*)(from + channel);
-            queries[r][j * 4] = words.x, queries[r][j * 4 + 1] = words.y, queries[r][j * 4 + 2] = words.z, queries[r][j * 4 + 3] = words.w;
-        }
+        const int token = (first_row + 8 * r) / group;
+        limits[r] = token < count ? tile.first + token + 1 : 0;
     }
-    // The keys that the block reads, and the first key and the last key that all rows of the warp see.
-    const int seen = tile.first + count, base = window ? max(0, tile.first + 1 - window) / UNIT * UNIT : 0;
-    const int first_row = warp * 16, last_row = min(warp * 16 + 15, count * group - 1);
-    const bool has_rows = first_row <= last_row;
-    const int least = has_rows ? tile.first + first_row / group + 1 : 0, most_seen = has_rows ? tile.first + last_row / group + 1 : 0;
-    const int from_all = window ? max(0, most_seen - window) : 0, from_any = window ? max(0, least - window) : 0;
+    // All rows see the keys from `from_all` to `least`.
+    const int least = tile.first + 1, from_all = window ? max(0, seen - window) : 0;
 
-    // Stream `s`, counted from the first token, has units in the part s / STREAMS.
-    const int first_stream = base / PART * STREAMS, streams = (seen + PART - 1) / PART * STREAMS;
-    auto unit_of = [&](int s, int n) { return s / STREAMS * PART + (n * STREAMS + s % STREAMS) * UNIT; };
-    auto copy_stream = [&](int s) {
-        if (s < streams) {
-            const u32 to = (s & 1) * STAGE;
+    float of_part[OWN], weighted[BOXES][32], scores[SCORES];
+    u32 p[SCORES / 2];
+    // The base of all sums, except for the sums of all parts before, which have the base `total_base`.
+    float bases[2] = {-INFINITY, -INFINITY}, part_sum[2] = {}, total_base[2] = {-INFINITY, -INFINITY}, total_sum[2] = {};
 #pragma unroll
-            for (int n = 0; n < UNITS; n++) {
-                const int unit = unit_of(s, n);
-                if (unit >= seen || unit + UNIT <= base) continue;
+    for (int i = 0; i < OWN; i++) of_part[i] = 0.0f;
+
+    int stage = 0, parity = 0;
+    const u32 own_queries = low_of_keys(queries + role * 64 * ROW_BYTES), all_keys = low_of_keys(keys), all_values = low_of_values(values);
+    const auto enqueue_scores = [&] {
+        barrier_wait(keys_full + stage, parity);
+        const u32 of_stage = all_keys + stage * (STAGE >> 4);
+        hold(scores);
+        begin_products();
 #pragma unroll
-                for (int i = 0; i < UNIT * PIECES / (32 * WARPS); i++) {
-                    const int at = i * 32 * WARPS + threadIdx.x, row = at / PIECES, piece = at % PIECES;
-                    // Values after the last token must be finite.
-                    const u64 token = tile.start + min(unit + row, seen - 1);
-                    const int channel = piece * 8;
-                    copy_piece(keys + to + key_place(n * UNIT + row, piece), k + token * k_stride + kv * dim + channel, channel < dim);
-                    copy_piece(values + to + value_place(n * UNIT + row, piece), v + token * v_stride + kv * dim + channel, channel < dim);
-                }
+        for (int i = 0; i < DIM / 16; i++) {
+            const int box = i / 4, byte = i % 4 * 32;
+            multiply_keys(scores, descriptor_at(own_queries, box * ROWS * ROW_BYTES + byte), descriptor_at(of_stage, box * STEP_KEYS * ROW_BYTES + byte), i > 0);
+        }
+        end_products();
+    };
+    // Enqueues the weighted values of the keys of stream `n` of the step, for the channels of a box.
+    const auto enqueue_values = [&](int n, int box) {
+        const u32 of_stream = all_values + (stage * STAGE + box * (STEP_KEYS * ROW_BYTES) + n * KEYS * ROW_BYTES >> 4);
+        hold(weighted[box]);
+        begin_products();
+#pragma unroll
+        for (int i = 0; i < KEYS / 16; i++) multiply_values(weighted[box], p + n * (KEYS / 4) + 4 * i, descriptor_at(of_stream, i * 16 * ROW_BYTES), i > 0);
+        end_products();
+    };
+    const auto add_weighted = [&](int box) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) of_part[box * 32 + i] += weighted[box][i];
+    };
+    const auto release = [&](u64* empty) {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(empty);
+    };
+    // Replaces scores by powers, and raises the base. Gets the factors of sums with the base before, and the sums of powers of each stream.
+    float factors[2], sums[2][PER_STEP];
+    const auto compute_powers = [&](int s) {
+        if (cap > 0.0f) {
+#pragma unroll
+            for (int i = 0; i < SCORES; i++) scores[i] = score_of(scores[i], scale, cap);
+        } else {
+#pragma unroll
+            for (int i = 0; i < SCORES; i++) scores[i] = score_of(scores[i], scale, 0.0f);
+        }
+        const int first = first_key(s);
+        if (first + PART > least || first < from_all) {
+#pragma unroll
+            for (int i = 0; i < SCORES; i++) {
+                const int position = first + key_of(i / 4 * 8 + i % 2) + 2 * t, limit = limits[i / 2 % 2];
+                if (position >= limit || (window && position < limit - window)) scores[i] = -INFINITY;
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        float most[2][2] = {{-INFINITY, -INFINITY}, {-INFINITY, -INFINITY}}, subtracted[2];
+#pragma unroll
+        for (int i = 0; i < SCORES; i++) most[i / 2 % 2][i % 2] = fmaxf(most[i / 2 % 2][i % 2], scores[i]);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float all = fmaxf(most[r][0], most[r][1]);
+            for (int bits = 1; bits < 4; bits *= 2) all = fmaxf(all, __shfl_xor_sync(FULL, all, bits));
+            const float raised = fmaxf(bases[r], integer_above(all));
+            factors[r] = rise(bases[r], raised), subtracted[r] = subtrahend(raised);
+            bases[r] = raised;
+        }
+#pragma unroll
+        for (int n = 0; n < PER_STEP; n++) {
+            float of_lane[2][2] = {};
+#pragma unroll
+            for (int i = n * (KEYS / 2); i < (n + 1) * (KEYS / 2); i++) {
+                scores[i] = power(scores[i] - subtracted[i / 2 % 2]);
+                of_lane[i / 2 % 2][i % 2] += scores[i];
+            }
+#pragma unroll
+            for (int r = 0; r < 2; r++) sums[r][n] = of_lane[r][0] + of_lane[r][1];
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+#pragma unroll
+            for (int n = 0; n < PER_STEP; n++) {
+                for (int bits = 1; bits < 4; bits *= 2) sums[r][n] += __shfl_xor_sync(FULL, sums[r][n], bits);
+            }
+        }
+    };
+    const auto round_powers = [&] {
+#pragma unroll
+        for (int i = 0; i < SCORES / 2; i++) p[i] = pair_of(X(), scores[2 * i], scores[2 * i + 1]);
+    };
+    // Joins the sums of a part and of all parts before.
+    const auto end_part = [&](bool is_first, bool is_last) {
+        const float kept[2] = {rise(total_base[0], bases[0]), rise(total_base[1], bases[1])};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            total_sum[r] = fmaf(total_sum[r], kept[r], part_sum[r]);
+            total_base[r] = bases[r], part_sum[r] = 0.0f;
+        }
+#pragma unroll
+        for (int c = 0; c < OWN / 4; c++) {
+            float* const own = of_part + 4 * c;
+            float4 all = make_float4(own[0], own[1], own[2], own[3]);
+            if (!is_first) {
+                const float4 before = total[c * 2 * GROUP];
+                all = make_float4(fmaf(before.x, kept[0], all.x), fmaf(before.y, kept[0], all.y), fmaf(before.z, kept[1], all.z), fmaf(before.w, kept[1], all.w));
+            }
+            if (is_last) {
+                own[0] = all.x, own[1] = all.y, own[2] = all.z, own[3] = all.w;
+            } else {
+                total[c * 2 * GROUP] = all;
+                own[0] = own[1] = own[2] = own[3] = 0.0f;
+            }
+        }
+    };
+    const auto rescale = [&] {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            part_sum[r] *= factors[r];
+#pragma unroll
+            for (int n = 0; n < PER_STEP; n++) part_sum[r] += sums[r][n];
+        }
+        if (!__any_sync(FULL, factors[0] != 1.0f || factors[1] != 1.0f)) return;
+#pragma unroll
+        for (int i = 0; i < OWN; i++) of_part[i] *= factors[i / 2 % 2];
     };
 
-    // The weighted values of a part, and for both rows the largest score and the sum of powers, of the part and of all parts before.
-    float of_part[DIM / 8][4] = {}, part_most[2] = {-INFINITY, -INFINITY}, part_sum[2] = {};
-    float total_most[2] = {-INFINITY, -INFINITY}, total_sum[2] = {};
-    copy_stream(first_stream);
+    barrier_wait(&queries_full, 0);
+    // Two barriers make the two warp groups multiply in turn.
+    if (role == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #pragma unroll 1
-    for (int s = first_stream; s < streams; s++) {
-        copy_stream(s + 1);
-        asm volatile("cp.async.wait_group 1;" ::: "memory");
-        __syncthreads();
-        float weighted[DIM / 8][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sums[2][2] = {};
-        const u32 stage = (s & 1) * STAGE;
-#pragma unroll 1
-        for (int n = 0; n < UNITS; n++) {
-            const int unit = unit_of(s, n);
-            if (unit >= most_seen || unit + UNIT <= from_any) continue;
-            // Columns are tokens: 8 i + 2 t and 8 i + 2 t + 1 of tile u.
-            float scores[TILES][2][4] = {};
+    for (int s = first_stream; s < streams; s += PER_STEP) {
+        asm volatile("bar.sync %0, 256;" ::"r"(1 + role) : "memory");
+        enqueue_scores();
+        asm volatile("bar.arrive %0, 256;" ::"r"(2 - role) : "memory");
+        wait_for_products<0>(scores);
+        release(keys_empty + stage);
+        compute_powers(s);
+        rescale();
+        round_powers();
+        barrier_wait(values_full + stage, parity);
+        // While the weighted values of a box are added, the tensor cores compute the weighted values of the next box.
+        enqueue_values(0, 0);
 #pragma unroll
-            for (int u = 0; u < TILES; u++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-                    const int row = n * UNIT + u * 16 + i * 8 + g;
-#pragma unroll
-                    for (int j = 0; j < PIECES / 4; j++) {
-                        const uint4 key = shared_piece(keys + stage + key_place(row, j * 4 + t));
-                        const u32 b[4] = {key.x, key.y, key.z, key.w};
-#pragma unroll
-                        for (int half = 0; half < 2; half++) {
-                            const int w = j * 4 + half * 2;
-                            const u32 a[4] = {queries[0][w], queries[1][w], queries[0][w + 1], queries[1][w + 1]};
-                            multiply(X(), scores[u][i], a, b + half * 2);
-                        }
-                    }
-                }
-            }
-            const bool is_seen_by_all = unit + UNIT <= least && unit >= from_all;
-            float factors[2], bases[2];
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float most = largest[r];
-#pragma unroll
-                for (int u = 0; u < TILES; u++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        float& score = scores[u][e / 2][r * 2 + e % 2];
-                        score *= scale;
-                        if (cap > 0.0f) score = capped(score, cap);
-                        const int position = unit + u * 16 + e / 2 * 8 + 2 * t + e % 2;
-                        if (!is_seen_by_all && (position >= limits[r] || (window && position < limits[r] - window))) score = -INFINITY;
-                        most = fmaxf(most, score);
-                    }
-                }
-                for (int bits = 1; bits < 4; bits *= 2) most = fmaxf(most, __shfl_xor_sync(FULL, most, bits));
-                bases[r] = base_of(most);
-                factors[r] = power(largest[r] - bases[r]);
-                largest[r] = most;
-                sums[r][0] *= factors[r], sums[r][1] *= factors[r];
-            }
-            u32 p[TILES][4];
-#pragma unroll
-            for (int u = 0; u < TILES; u++) {
-#pragma unroll
-                for (int i = 0; i < 2; i++) {
-#pragma unroll
-                    for (int r = 0; r < 2; r++) {
-                        const float low = power(scores[u][i][r * 2] - bases[r]), high = power(scores[u][i][r * 2 + 1] - bases[r]);
-                        sums[r][0] += low, sums[r][1] += high;
-                        p[u][i * 2 + r] = pair_of(X(), low, high);
-                    }
-                }
-            }
-            if (__any_sync(FULL, factors[0] != 1.0f || factors[1] != 1.0f)) {
-#pragma unroll
-                for (int c = 0; c < DIM / 8; c++) {
-#pragma unroll
-                    for (int e = 0; e < 4; e++) weighted[c][e] *= factors[e / 2];
-                }
-            }
-#pragma unroll
-            for (int u = 0; u < TILES; u++) {
-#pragma unroll
-                for (int c = 0; c < DIM / 8; c += 2) {
-                    u32 b[4];
-                    const int row = n * UNIT + u * 16 + lane % 16;
-                    load_values(b, values + stage + value_place(row, c + lane / 16));
-                    multiply(X(), weighted[c], p[u], b);
-                    multiply(X(), weighted[c + 1], p[u], b + 2);
-                }
-            }
+        for (int i = 1; i < PER_STEP * BOXES; i++) {
+            enqueue_values(i / BOXES, i % BOXES);
+            wait_for_products<1>(weighted[(i - 1) % BOXES]);
+            add_weighted((i - 1) % BOXES);
         }
-        // All warps have read the stage, which the next copies overwrite.
-        __syncthreads();
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float sum = sums[r][0] + sums[r][1];
-            for (int bits = 1; bits < 4; bits *= 2) sum += __shfl_xor_sync(FULL, sum, bits);
-            const Join join(part_most[r], largest[r]);
-            part_most[r] = join.most, part_sum[r] = join(part_sum[r], sum);
-#pragma unroll
-            for (int c = 0; c < DIM / 8; c++) {
-                of_part[c][r * 2] = join(of_part[c][r * 2], weighted[c][r * 2]);
-                of_part[c][r * 2 + 1] = join(of_part[c][r * 2 + 1], weighted[c][r * 2 + 1]);
-            }
-        }
-        if (s % STREAMS != STREAMS - 1) continue;
-        const Join joins[2] = {Join(total_most[0], part_most[0]), Join(total_most[1], part_most[1])};
-        const bool is_first = s / STREAMS == first_stream / STREAMS, is_last = s + 1 == streams;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            total_most[r] = joins[r].most, total_sum[r] = joins[r](total_sum[r], part_sum[r]);
-            part_most[r] = -INFINITY, part_sum[r] = 0.0f;
-        }
-#pragma unroll
-        for (int c = 0; c < DIM / 8; c++) {
-            const float4 before = is_first ? make_float4(0, 0, 0, 0) : total[c * 32 * WARPS];
-            float* const own = of_part[c];
-            const float4 all = make_float4(joins[0](before.x, own[0]), joins[0](before.y, own[1]), joins[1](before.z, own[2]), joins[1](before.w, own[3]));
-            if (!is_last) {
-                total[c * 32 * WARPS] = all;
-                own[0] = own[1] = own[2] = own[3] = 0.0f;
-                continue;
-            }
-            own[0] = all.x, own[1] = all.y, own[2] = all.z, own[3] = all.w;
-        }
+        wait_for_products<0>(weighted[BOXES - 1]);
+        add_weighted(BOXES - 1);
+        release(values_empty + stage);
+        const bool is_last = s + PER_STEP >= streams;
+        if ((s + PER_STEP) % STREAMS == 0 || is_last) end_part(s / STREAMS == first_stream / STREAMS, is_last);
+        if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         if (limits[r] == 0) continue;
-        const int token = tile.start + tokens[r], head = query_heads[r];
+        const int row = first_row + 8 * r, token = tile.start + tile.first + row / group, head = kv * group + row % group;
+        if (sinks) total_sum[r] += sink_power(sinks[head], total_base[r]);
         const float inverse = 1.0f / total_sum[r];
         X* const out = o + ((u64)token * heads + head) * dim;
 #pragma unroll
         for (int c = 0; c < DIM / 8; c++) {
             const int channel = c * 8 + 2 * t;
-            if (channel < dim) *(u32*)(out + channel) = pair_of(X(), of_part[c][r * 2] * inverse, of_part[c][r * 2 + 1] * inverse);
+            if (channel < dim) *(u32*)(out + channel) = pair_of(X(), of_part[4 * c + 2 * r] * inverse, of_part[4 * c + 2 * r + 1] * inverse);
         }
         const u64 at = by_token ? (u64)token * heads + head : ((u64)(token / seq_len) * heads + head) * seq_len + token % seq_len;
-        if (t == 0) lse[at] = 0.693147181f * total_most[r] + logf(total_sum[r]);
+        if (t == 0) lse[at] = 0.693147181f * total_base[r] + logf(total_sum[r]);
     }
 }

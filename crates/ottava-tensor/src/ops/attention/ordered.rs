@@ -4,58 +4,74 @@ use super::{AttentionBackend, AttentionCase, AttentionInput, AttentionSpec, KeyS
 use crate::cuda::CudaDevice;
 use crate::ops::declaration::{Address, kernels};
 use crate::ops::launch::Defines;
-use crate::{DType, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 use std::f64::consts::LOG2_E;
 
 kernels! {
-    static SOURCE = { file: "ordered", headers: ["attention_order.cuh"], variants: VARIANTS };
+    static SOURCE = { file: "ordered", headers: ["hopper.cuh", "attention_order.cuh"], needs: [Wgmma, BulkCopies], variants: VARIANTS };
     kernel ordered_attention(
-        o: *mut X, lse: *mut f32, q: *const X, k: *const X, v: *const X, q_stride: i32, k_stride: i32, v_stride: i32, seq_len: i32,
+        o: *mut X, lse: *mut f32, q: *const X, k: *const X, v: *const X, sinks: *const X, q_stride: i32, k_stride: i32, v_stride: i32, seq_len: i32,
         cu_seqlens: *const i32, documents: i32, heads: i32, group: i32, together: i32, dim: i32, by_token: i32, scale: f32, window: i32, cap: f32
     );
 }
 
-/// The types, and the largest head size of each variant.
-const VARIANTS: &[Defines] = &[
-    &[("X", "f16"), ("DIM", "64")],
-    &[("X", "f16"), ("DIM", "128")],
-    &[("X", "bf16"), ("DIM", "64")],
-    &[("X", "bf16"), ("DIM", "128")],
-];
+/// The type, and the largest head size of each variant.
+const VARIANTS: &[Defines] = &[&[("X", "bf16"), ("DIM", "64")], &[("X", "bf16"), ("DIM", "128")]];
 
-/// The number of queries of a block, and its number of threads.
+/// The number of queries of a block, its number of threads, and the number of keys of a step.
 const ROWS: usize = 128;
-const THREADS: u32 = 256;
+const THREADS: u32 = 384;
+const STEP_KEYS: usize = 128;
 
-/// Returns the variant and its largest head size, if the kernel supports the call.
-pub(super) fn variant(case: &AttentionCase) -> Option<(Defines, usize)> {
-    let AttentionCase { spec, dtype, keys, is_aligned, .. } = *case;
-    let AttentionSpec { head_dim, value_dim, causal, .. } = *spec;
-    let same_tokens = matches!(keys, KeySource::Fused | KeySource::Separate);
-    let sizes = head_dim == value_dim && head_dim.is_multiple_of(16) && head_dim <= 128 && spec.group() <= ROWS;
-    let size = if head_dim <= 64 { 64 } else { 128 };
-    let name = match dtype {
-        DType::BF16 => "bf16",
-        DType::F16 => "f16",
-        _ => return None,
-    };
-    let wanted = [name, if size == 64 { "64" } else { "128" }];
-    let defines = VARIANTS.iter().find(|defines| defines.iter().map(|define| define.1).eq(wanted))?;
-    (causal && same_tokens && is_aligned && sizes).then_some((*defines, size))
+/// A variant of the kernel.
+#[derive(Clone, Copy)]
+pub(super) struct Variant {
+    defines: Defines,
+    /// The largest head size.
+    size: usize,
 }
 
-/// Computes attention as [`attention`](super::attention()), with `lse` in the layout that `backend` reads in backward.
-///
-/// Panics if the kernel does not support the call ([`variant`]).
+impl Variant {
+    /// Returns the variant for a case, if there is one.
+    pub fn of(case: &AttentionCase) -> Option<Variant> {
+        let AttentionCase { spec, dtype, keys, is_aligned, .. } = *case;
+        let AttentionSpec { head_dim, value_dim, causal, .. } = *spec;
+        let same_tokens = matches!(keys, KeySource::Fused | KeySource::Separate);
+        let sizes = head_dim == value_dim && head_dim.is_multiple_of(16) && head_dim <= 128 && spec.group() <= ROWS;
+        let variant = match head_dim {
+            0..=64 => Variant { defines: VARIANTS[0], size: 64 },
+            _ => Variant { defines: VARIANTS[1], size: 128 },
+        };
+        (dtype == DType::BF16 && causal && same_tokens && is_aligned && sizes).then_some(variant)
+    }
+
+    /// Returns whether the GPU has the instructions of the kernel.
+    pub fn runs_on(gpu: &CudaDevice) -> bool {
+        gpu.runs(&SOURCE)
+    }
+
+    /// Returns the variant for a case, if results on `device` must not depend on the batch.
+    pub fn in_use<'a>(device: &'a Device, case: &AttentionCase) -> Option<(&'a CudaDevice, Variant)> {
+        match device {
+            Device::Cuda(gpu) if gpu.is_batch_invariant() && Variant::runs_on(gpu) => Some((gpu, Variant::of(case)?)),
+            _ => None,
+        }
+    }
+}
+
+/// Computes attention as [`attention_with_sinks`](super::attention_with_sinks), with `lse` in the layout that `backend` reads in backward. `variant` is the variant for this
+/// call.
 pub(super) fn ordered_attention(
     gpu: &CudaDevice,
+    variant: Variant,
     backend: AttentionBackend,
     input: AttentionInput,
     spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
     o: &mut Tensor,
     lse: &mut Tensor,
 ) -> Result<()> {
-    let (defines, size) = variant(&AttentionCase::of_input(&input, spec)).expect("the kernel supports the call");
+    let Variant { defines, size } = variant;
     let [q, k, v] = input.views().map(|view| Address(view.address()));
     let (tokens, together) = (input.q.matrix.shape()[0], ROWS / spec.group());
     let documents = input.cu_seqlens.map_or(0, |at| at.len() - 1);
@@ -70,6 +86,7 @@ pub(super) fn ordered_attention(
         q,
         k,
         v,
+        sinks,
         input.q.stride(),
         input.k.stride(),
         input.v.stride(),
@@ -86,8 +103,9 @@ pub(super) fn ordered_attention(
         spec.soft_cap.unwrap_or(0.0) * LOG2_E,
     );
     let kernel = SOURCE.kernel(defines, entry);
-    // Two stages of 16 KiB of keys and of values, and the sums of all rows in F32.
-    let bytes = 4 * (16 << 10) + ROWS * size * size_of::<f32>();
+    // 1 KiB aligns the matrices: the queries, two stages of keys and of values, and the sums of all rows in F32.
+    let [of_queries, of_step] = [ROWS, STEP_KEYS].map(|rows| rows * size * DType::BF16.size());
+    let bytes = 1024 + of_queries + 4 * of_step + ROWS * size * size_of::<f32>();
     // SAFETY: the op has checked that the views, `o` and `lse` have the sizes of the spec; `AttentionInput` requires that documents lie within the rows.
     unsafe { gpu.launch(&kernel, [(tiles * spec.kv_heads) as u32, 1, 1], THREADS, bytes as u32) }
 }

@@ -70,6 +70,3 @@ struct Bounds {
     __device__ __forceinline__ int first(int seen) const { return window ? max(0, seen - window) : 0; }
     __device__ __forceinline__ bool hides(int position, int seen) const { return position >= seen || (window && position < seen - window); }
 };
-
-// Returns the power of the logit of a sink, relative to scores with the maximum `largest`. If it overflows, the sink has all of the probability.
-__device__ __forceinline__ float sink_power(X sink, float largest) { return power(load(sink) * 1.44269504f - base_of(largest)); }

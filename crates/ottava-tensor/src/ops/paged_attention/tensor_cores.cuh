@@ -52,15 +52,15 @@ __device__ __forceinline__ void store4(X* to, float4 v) {
 }
 __device__ __forceinline__ float4 scaled(float4 v, float by) { return make_float4(v.x * by, v.y * by, v.z * by, v.w * by); }
 
-// The result of a column over some of its keys: four channels, the largest score, and the sum of powers.
+// The result of a column over some of its keys: four channels, the base, and the sum of powers.
 struct Result {
     float4 out;
-    float most, sum;
-    // Joins the result over later keys, with the largest score and the sum of powers `stat`.
+    float base, sum;
+    // Joins the result over later keys, with the base and the sum of powers `stat`.
     __device__ __forceinline__ void join(float4 v, float2 stat) {
-        const Join join(most, stat.x);
+        const Join join(base, stat.x);
         out = make_float4(join(out.x, v.x), join(out.y, v.y), join(out.z, v.z), join(out.w, v.w));
-        most = join.most, sum = join(sum, stat.y);
+        base = join.base, sum = join(sum, stat.y);
     }
 };
 // The result over no keys.
@@ -82,7 +82,7 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // Otherwise parts have `part` tokens and begin at multiples of `part`, so that the order of sums (attention_order.cuh) depends only on the context of a
 // token. If a tile does not contain all new tokens of its sequence, it has one split. If a tile has several splits, blocks write the results of parts, and
 // the block that finishes last joins them in order. `parts` is [sequences, key heads · chunks, most_parts, columns, dim]. `stats` is [sequences, key heads
-// · chunks, most_parts, columns, 2] and has the largest score and the sum of powers. `arrived` is [sequences, key heads · chunks] and is reset to zero.
+// · chunks, most_parts, columns, 2] and has the base and the sum of powers. `arrived` is [sequences, key heads · chunks] and is reset to zero.
 //
 // Grid (tiles + sequences · (splits - 1), key heads, chunks of `most` of the `group` query heads that share a key head). The first splits of all
 // tiles come first, then further splits. Consecutive blocks compute the key heads of one tile, whose keys and values are neighbours in memory. The
@@ -187,7 +187,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
 
     // Stores four channels of a column from its result over all of its keys.
     auto store_result = [&](int column, int quad, Result result) {
-        if (sinks) result.sum += sink_power(sinks[first_head + column - token_of(column) * count], result.most);
+        if (sinks) result.sum += sink_power(sinks[first_head + column - token_of(column) * count], result.base);
         store_column(column, quad * 4, scaled(result.out, 1.0f / result.sum));
     };
     const int chunk = kv * gridDim.z + blockIdx.z, room = together * most;
@@ -200,10 +200,10 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     int number = part ? number_of_split * (split / part_size) : number_of_split;
 #pragma unroll 1
     for (int from = begin;; number++) {
-        // For the columns 2t and 2t + 1 of each group of eight: the largest score so far, the sum of this lane's powers, and the weighted values.
-        float largest[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
+        // For the columns 2t and 2t + 1 of each group of eight: the base, the sum of this lane's powers, and the weighted values.
+        float bases[N][2], sums[N][2] = {}, weighted[N][V_ROWS][4] = {};
 #pragma unroll
-        for (int j = 0; j < N; j++) largest[j][0] = largest[j][1] = -INFINITY;
+        for (int j = 0; j < N; j++) bases[j][0] = bases[j][1] = -INFINITY;
 #pragma unroll 1
         for (; tiles.tile < tiles.walk.end; tiles.next()) {
             const int tile = tiles.tile;
@@ -234,9 +234,9 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
             u32 p[TILES][N][2];
 #pragma unroll
             for (int n = 0; n < N; n++) {
-                float factors[2], bases[2];
+                float factors[2], subtracted[2];
                 // The scale of a value is added to the exponent of its power. So powers times scales are at most 1, and no significant half underflows.
-                // `largest` is the maximum of these raised scores.
+                // The base is not less than these raised scores.
                 float raises[TILES][2] = {};
 #pragma unroll
                 for (int u = 0; u < TILES; u++) {
@@ -248,22 +248,22 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
                 }
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    float most = largest[n][c];
+                    float most = -INFINITY;
 #pragma unroll
                     for (int u = 0; u < TILES; u++) {
 #pragma unroll
                         for (int i = 0; i < 2; i++) {
                             float& score = scores[u][n][2 * i + c];
-                            score *= IsCodes<KV>::value ? scales[n][c] * key_scales[u][i] : scales[n][c];
-                            if (bounds.cap > 0.0f) score = capped(score, bounds.cap);
+                            score = score_of(score, IsCodes<KV>::value ? scales[n][c] * key_scales[u][i] : scales[n][c], bounds.cap);
                             if (bounds.hides(tile + 16 * u + g + 8 * i, limits[n][c])) score = -INFINITY;
                             most = fmaxf(most, score + raises[u][i]);
                         }
                     }
                     for (int bits = 4; bits < 32; bits *= 2) most = fmaxf(most, __shfl_xor_sync(FULL, most, bits));
-                    bases[c] = base_of(most);
-                    factors[c] = power(largest[n][c] - bases[c]);
-                    largest[n][c] = most;
+                    const float base = fmaxf(bases[n][c], integer_above(most));
+                    factors[c] = rise(bases[n][c], base);
+                    subtracted[c] = subtrahend(base);
+                    bases[n][c] = base;
                     sums[n][c] *= factors[c];
                 }
 #pragma unroll
@@ -273,7 +273,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
                         float powers[2];
 #pragma unroll
                         for (int c = 0; c < 2; c++) {
-                            const float score = scores[u][n][2 * i + c] - bases[c];
+                            const float score = scores[u][n][2 * i + c] - subtracted[c];
                             powers[c] = power(score + raises[u][i]);
                             sums[n][c] += IsCodes<KV>::value ? power(score) : powers[c];
                         }
@@ -317,7 +317,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
             for (int c = 0; c < 2; c++) {
                 const int column = n * 8 + 2 * t + c;
                 for (int bits = 4; bits < 32; bits *= 2) sums[n][c] += __shfl_xor_sync(FULL, sums[n][c], bits);
-                if (g == 0) shared_stats[warp * C + column] = make_float2(largest[n][c], sums[n][c]);
+                if (g == 0) shared_stats[warp * C + column] = make_float2(bases[n][c], sums[n][c]);
 #pragma unroll
                 for (int i = 0; i < V_ROWS; i += 2) {
                     const int channel = (i * 2 / EACH * 8 + g) * EACH + i * 2 % EACH;
@@ -334,7 +334,7 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
             if (splits > 1) {
                 const u64 at = parts_begin + (u64)number * room + column;
                 ((float4*)parts)[at * quads + quad] = result.out;
-                if (quad == 0) ((float2*)stats)[at] = make_float2(result.most, result.sum);
+                if (quad == 0) ((float2*)stats)[at] = make_float2(result.base, result.sum);
                 return;
             }
             if constexpr (Tiles::HAS_PARTS) {
@@ -342,12 +342,12 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
                 if (number > 0) {
                     const float2 stat = total_stats[number % 2][column];
                     Result all = {totals[column][quad], stat.x, stat.y};
-                    all.join(result.out, make_float2(result.most, result.sum));
+                    all.join(result.out, make_float2(result.base, result.sum));
                     result = all;
                 }
                 if (!is_last) {
                     totals[column][quad] = result.out;
-                    if (quad == 0) total_stats[(number + 1) % 2][column] = make_float2(result.most, result.sum);
+                    if (quad == 0) total_stats[(number + 1) % 2][column] = make_float2(result.base, result.sum);
                     return;
                 }
             }

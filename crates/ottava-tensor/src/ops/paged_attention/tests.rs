@@ -161,9 +161,9 @@ fn parity_of(contexts: &[usize], new: &[usize], capacity: usize, l: AttentionSpe
     let (before, now) = (Ragged::new(contexts, contexts, capacity), Ragged::new(contexts, new, capacity));
     let all = normals("all", &[contexts.iter().sum(), l.qkv_width()], dtype);
     let last = normals("last", &[new.iter().sum::<usize>() + 2, l.qkv_width()], dtype);
-    // Sums run in another order, powers of two are approximate, and tensor cores read probabilities in 16 bits. With heads of 512, an H200 differs by 76
-    // steps of F32.
-    let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 128.0 } else { 2.0 });
+    // Sums run in another order, powers of two are approximate, and tensor cores read probabilities in 16 bits, relative to a power of two: the largest is
+    // rounded as well. With heads of 512, an H200 differs by 76 steps of F32, and with other heads by 2.3 steps of BF16.
+    let tolerance = Tolerance::Steps(dtype, if dtype == DType::F32 { 128.0 } else { 3.0 });
     parity(&[all, last, normals("sinks", &[l.heads], dtype)], tolerance, |x| {
         let mut cache = KvBlocks::new(x[0].device(), &l, before.blocks, BLOCK_SIZE, kv)?;
         before.run(&x[0], &mut cache, &l)?;

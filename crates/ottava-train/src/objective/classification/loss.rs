@@ -1,11 +1,11 @@
 //! The loss of labels in a step.
 
 use crate::step::host::{from_host, write};
-use crate::step::{Loss, Metrics, NextTokenLoss};
+use crate::step::{Loss, NextTokenLoss};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
-use ottava_tensor::ops::{IGNORE_INDEX, LabelLoss, label_loss, real_type};
+use ottava_tensor::ops::{LabelLoss, label_loss, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 
 /// What the loss of labels reads of a micro-batch: the labels `[R, L]` of its `R` rows.
@@ -33,14 +33,6 @@ impl Loss for LabelMicroBatch {
         self.labels.shape()[0]
     }
 
-    fn counted(&self, targets: &[i32]) -> usize {
-        targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
-    }
-
-    fn values(&self, tokens: usize) -> usize {
-        tokens
-    }
-
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -61,9 +53,5 @@ impl Loss for LabelMicroBatch {
 
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
         NextTokenLoss.add(sums, values)
-    }
-
-    fn metrics(&self, _: &[f64]) -> Metrics {
-        Metrics::default()
     }
 }

@@ -1,6 +1,6 @@
 //! The loss of distillation in a step.
 
-use crate::step::{Loss, Metrics, NextTokenLoss};
+use crate::step::{Loss, NextTokenLoss};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::param::Units;
@@ -42,14 +42,6 @@ impl<T: TeacherDistributions> Loss for DivergenceLoss<T> {
         NextTokenLoss.units(tokens)
     }
 
-    fn counted(&self, targets: &[i32]) -> usize {
-        NextTokenLoss.counted(targets)
-    }
-
-    fn values(&self, tokens: usize) -> usize {
-        NextTokenLoss.values(tokens)
-    }
-
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -67,9 +59,5 @@ impl<T: TeacherDistributions> Loss for DivergenceLoss<T> {
 
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
         NextTokenLoss.add(sums, values)
-    }
-
-    fn metrics(&self, _: &[f64]) -> Metrics {
-        Metrics::default()
     }
 }

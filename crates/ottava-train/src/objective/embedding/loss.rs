@@ -1,7 +1,7 @@
 //! The loss of texts that belong together.
 
 use crate::step::host::{from_host, write};
-use crate::step::{Loss, Metrics, NextTokenLoss};
+use crate::step::{Loss, NextTokenLoss};
 use ottava_common::error::Result;
 use ottava_models::Decoder;
 use ottava_recipe::layer_ranks::LayerRanks;
@@ -172,9 +172,5 @@ impl Loss for ContrastMicroBatch {
     fn add(&self, sums: Vec<f64>, values: &[f64]) -> Result<Vec<f64>> {
         let counted = if self.counts { values } else { &[] };
         NextTokenLoss.add(sums, counted)
-    }
-
-    fn metrics(&self, _: &[f64]) -> Metrics {
-        Metrics::default()
     }
 }

@@ -38,10 +38,6 @@ impl Loss for PolicyGradient {
         self.units(targets.len())
     }
 
-    fn values(&self, tokens: usize) -> usize {
-        tokens
-    }
-
     fn losses_and_gradient(
         &self,
         model: &mut Decoder,
@@ -60,10 +56,6 @@ impl Loss for PolicyGradient {
         let losses: f64 =
             of_tokens.iter().zip(values(&self.advantages)?).map(|(loss, advantage)| loss * advantage).sum();
         Ok(self.merge(sums, &[losses]))
-    }
-
-    fn metrics(&self, _: &[f64]) -> Metrics {
-        Metrics::default()
     }
 }
 

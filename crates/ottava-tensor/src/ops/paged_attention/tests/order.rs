@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cuda::CudaDevice;
+use crate::ops::{attention_with_sinks, cast, normal};
 use std::sync::Arc;
 
 fn with_gpu(work: impl FnOnce(&Device, &Arc<CudaDevice>)) {
@@ -27,13 +28,20 @@ fn layouts() -> Vec<AttentionSpec> {
 }
 
 /// Appends the tokens `all` of one sequence, and returns the attention of each as a row of its own.
-fn one_by_one(device: &Device, gpu: &CudaDevice, l: &AttentionSpec, all: &Tensor, kv: DType) -> Tensor {
+fn one_by_one(
+    device: &Device,
+    gpu: &CudaDevice,
+    l: &AttentionSpec,
+    all: &Tensor,
+    kv: DType,
+    sinks: Option<&Tensor>,
+) -> Tensor {
     let length = all.shape()[0];
     let whole = Ragged::new(&[length], &[length], 1);
     let mut cache = KvBlocks::new(device, l, whole.blocks, BLOCK_SIZE, kv).unwrap();
     whole.run(all, &mut cache, l).unwrap();
     let rows = Ragged::of_rows(&whole, length, length, 0..length, length);
-    gpu.with_batch_invariance(|| rows.run(all, &mut cache, l)).unwrap()
+    gpu.with_batch_invariance(|| rows.run_with(all, &mut cache, l, sinks)).unwrap()
 }
 
 #[test]
@@ -45,7 +53,7 @@ fn chunks_of_prompts_have_the_bits_of_their_tokens() {
                 let lengths = [700, 1300, 90];
                 let of = |length: usize| normals(&length.to_string(), &[length, l.qkv_width()], dtype);
                 let all = lengths.map(|length| of(length).to_device(device).unwrap());
-                let expected = all.each_ref().map(|all| one_by_one(device, gpu, &l, all, kv));
+                let expected = all.each_ref().map(|all| one_by_one(device, gpu, &l, all, kv, None));
                 let blocks = Ragged::new(&lengths, &lengths, 4).blocks;
                 let mut cache = KvBlocks::new(device, &l, blocks, BLOCK_SIZE, kv).unwrap();
                 let mut done = [0; 3];
@@ -70,34 +78,39 @@ fn chunks_of_prompts_have_the_bits_of_their_tokens() {
 #[test]
 fn whole_documents_have_the_bits_of_their_tokens() {
     with_gpu(|device, gpu| {
-        for l in layouts() {
-            for dtype in [DType::BF16, DType::F16] {
-                let lengths = [700, 1, 257, 33, 1057];
-                let of = |length: usize| normals(&length.to_string(), &[length, l.qkv_width()], dtype);
-                let all: Vec<Tensor> = lengths.iter().map(|&length| of(length).to_device(device).unwrap()).collect();
-                let expected: Vec<Tensor> = all.iter().map(|all| one_by_one(device, gpu, &l, all, dtype)).collect();
-                let mut at = vec![0];
-                at.extend(lengths.iter().scan(0, |end, &length| {
-                    *end += length as i32;
-                    Some(*end)
-                }));
-                // Unused entries.
-                at.resize(9, at[lengths.len()]);
-                let at = Tensor::from_slice(device, &[at.len()], &at).unwrap();
-                let qkv = stacked(&all);
-                let attended = |qkv: &Tensor, batch, at| {
-                    let input = AttentionInput::fused(qkv, &l, batch, at);
-                    gpu.with_batch_invariance(|| attention(input, &l)).unwrap().0
-                };
-                let what = format!("{l}, {dtype}");
-                let expected_of_all = stacked(&expected);
-                assert_close(&what, &expected_of_all, &attended(&qkv, 1, Some(&at)), Tolerance::Exact);
-                // Sequences without boundaries of documents, and two of them.
-                assert_close(&what, &expected[4], &attended(&all[4], 1, None), Tolerance::Exact);
-                let twice = [all[2].duplicate().unwrap(), all[2].duplicate().unwrap()];
-                let found = attended(&stacked(&twice), 2, None);
-                assert_close(&what, &expected[2], &found.rows(257, 514).unwrap(), Tolerance::Exact);
-            }
+        for (l, (with_sinks, deviation)) in
+            layouts().into_iter().zip([(false, 1.0), (true, 8.0), (true, 0.1)].into_iter().cycle())
+        {
+            let lengths = [700, 1, 257, 33, 1057];
+            let of = |&length: &usize| {
+                let all = normal(device, &[length, l.qkv_width()], deviation, length as u64).unwrap();
+                cast(&all, DType::BF16).unwrap()
+            };
+            let all: Vec<Tensor> = lengths.iter().map(of).collect();
+            let sinks = normals("sinks", &[l.heads], DType::BF16).to_device(device).unwrap();
+            let sinks = with_sinks.then_some(&sinks);
+            let of_tokens = |all| one_by_one(device, gpu, &l, all, DType::BF16, sinks);
+            let expected: Vec<Tensor> = all.iter().map(of_tokens).collect();
+            let mut at = vec![0];
+            at.extend(lengths.iter().scan(0, |end, &length| {
+                *end += length as i32;
+                Some(*end)
+            }));
+            // Unused entries.
+            at.resize(9, at[lengths.len()]);
+            let at = Tensor::from_slice(device, &[at.len()], &at).unwrap();
+            let qkv = stacked(&all);
+            let attended = |qkv: &Tensor, batch, at| {
+                let input = AttentionInput::fused(qkv, &l, batch, at);
+                gpu.with_batch_invariance(|| attention_with_sinks(input, &l, sinks)).unwrap().0
+            };
+            let what = format!("{l}, sinks: {with_sinks}, deviation {deviation}");
+            assert_close(&what, &stacked(&expected), &attended(&qkv, 1, Some(&at)), Tolerance::Exact);
+            // Sequences without boundaries of documents, and two of them.
+            assert_close(&what, &expected[4], &attended(&all[4], 1, None), Tolerance::Exact);
+            let twice = [all[2].duplicate().unwrap(), all[2].duplicate().unwrap()];
+            let found = attended(&stacked(&twice), 2, None);
+            assert_close(&what, &expected[2], &found.rows(257, 514).unwrap(), Tolerance::Exact);
         }
     });
 }
