@@ -199,15 +199,14 @@ impl AdapterFolder {
         self.has_score.then(|| Ok(self.files.info(&name)?.shape.first().copied().unwrap_or(1))).transpose()
     }
 
+    /// Returns the head of a classifier or reward model, `[L, C]`, which the folder has instead of the base model.
+    pub(super) fn score(&self) -> Result<Option<Tensor>> {
+        self.has_score.then(|| self.files.values(&format!("{PEFT_PREFIX}{SCORE}.weight"))).transpose()
+    }
+
     /// Errors if the folder has matrices of weights that are neither in `weights` nor matrices of the adapters `of_experts`, or if it has the head of a
     /// classifier or reward model.
     pub(super) fn expect_weights(&self, weights: &[TensorInfo], of_experts: &[FolderTensor]) -> Result<()> {
-        if self.has_score {
-            return Err(Error::Model(format!(
-                "{}: the adapter has the head of a classifier or a reward model, which is not merged; evaluate it with `ottava eval BASE --adapter FOLDER`, or load it with PEFT",
-                self.path.display()
-            )));
-        }
         let names = |info: &TensorInfo| {
             let of_adapter = self.names_of(&info.name).into_iter().flat_map(|(_, names)| names);
             of_adapter.chain(self.name_of_whole(&info.name)).collect::<Vec<_>>()

@@ -5,26 +5,28 @@ use crate::merge_experts::{ExpertChanges, low_rank_change};
 use crate::model::expect_new_folder;
 use crate::safetensors::TensorInfo;
 use crate::safetensors_write::MAX_FILE_BYTES;
-use crate::template::{write_merged, write_settings};
+use crate::template::{write_merged, write_pooling, write_text_files};
 use crate::{AdapterFolder, CheckpointWriter, Texts, WeightFiles, with_experts_of, write_model};
 use ottava_common::error::{Error, Result};
 use ottava_common::fs::RealFs;
 use ottava_common::interrupt;
-use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
-use ottava_tensor::Tensor;
+use ottava_data::Tokenizer;
+use ottava_models::{ConfigFile, DecoderConfig, Labels, classifier, decoder_config};
 use ottava_tensor::ops::{add, cast, magnitude_factors, row_squares, scale_columns, transpose};
+use ottava_tensor::{DType, Tensor};
 use std::path::Path;
 
 /// Merges `adapter` into the model of the folder `base`, writes the result as the new folder `output`, and returns the number of merged weights.
 ///
 /// Each `W` that has an adapter becomes `W + scale · B · A`. With DoRA, each row of this sum is also multiplied by its magnitude and divided by its
 /// norm. Sums are F32, and are rounded once to the type of `W`. Modules that were trained whole replace the modules of the base. Other weights keep their
-/// bits, except that weights in FP8 become BF16. The tokenizer of the adapter's folder is written if its tokens fit.
+/// bits, except that weights in FP8 become BF16. The tokenizer of the adapter's folder is written if its tokens fit. An adapter with the head of a classifier
+/// gives a classifier with these `labels`, or with numbered labels.
 ///
 /// Errors with [`Error::Model`] if the adapter has matrices of weights that the model does not have, or another head than the tied embedding of a
 /// vision-language model. Errors with [`Error::Config`] if `output` exists
 /// or is inside a source. After an error, `output` does not exist.
-pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usize> {
+pub fn merge(base: &Path, adapter: &AdapterFolder, labels: Option<&Labels>, output: &Path) -> Result<usize> {
     expect_new_folder(output, &[base, adapter.path()])?;
     let config = ConfigFile::read(base)?;
     let of_base = decoder_config(&config)?;
@@ -33,6 +35,10 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     let transposed = sizes.stream.names.transposed;
     let files = WeightFiles::open(base)?;
     let mut infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;
+    let score = adapter.score()?;
+    if let Some(score) = &score {
+        put_score(&mut infos, score, &sizes);
+    }
     let head = divided_head(&sizes, &infos);
     infos.extend(head.iter().map(|[head, _]| head.clone()));
     if sizes.vocabulary > own {
@@ -46,7 +52,17 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     let experts = ExpertChanges::new(adapter, with_experts_of(sizes.clone(), base))?;
     adapter.expect_weights(&infos, experts.adapters())?;
     let mut writer = CheckpointWriter::begin_folder(&RealFs, output)?;
-    let mut values = config.values().clone();
+    let texts = Texts::of_adapter(base, adapter.path(), sizes.vocabulary)?;
+    let mut values = match &score {
+        None => config.values().clone(),
+        Some(score) => {
+            let numbered = Labels::numbered(score.shape()[0]);
+            let labels = labels.filter(|labels| labels.names.len() == numbered.names.len()).unwrap_or(&numbered);
+            let own = texts.as_ref().and_then(|texts| texts.tokenizer.padding_id());
+            let padding = own.or(Tokenizer::load(base).ok().and_then(|tokenizer| tokenizer.padding_id()));
+            classifier(&config, padding, labels)?.values().clone()
+        }
+    };
     values.shift_remove("quantization_config");
     if sizes.divided_head().is_some() {
         if files.carried().is_wrapper() {
@@ -62,13 +78,18 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, output: &Path) -> Result<usiz
     if sizes.vocabulary > own {
         values.insert("vocab_size".into(), sizes.vocabulary.into());
     }
-    match Texts::of_adapter(base, adapter.path(), sizes.vocabulary)? {
+    match texts {
         Some(texts) => write_merged(&mut writer, values, base, (adapter.path(), &texts))?,
-        None => write_settings(&mut writer, values, base)?,
+        None => write_text_files(&mut writer, values, base)?,
     }
+    write_pooling(&mut writer, &[adapter.path(), base])?;
     let mut merged = 0;
     write_model(&mut writer, &infos, files.carried(), MAX_FILE_BYTES, |info| {
         interrupt::check("merging the model")?;
+        if let Some(score) = score.as_ref().filter(|_| info.name == SCORE_WEIGHT) {
+            merged += 1;
+            return Ok(cast(score, info.dtype)?.read_bytes()?);
+        }
         if let Some(whole) = adapter.whole(&info.name)? {
             expect_shape(info, whole.shape())?;
             merged += 1;
@@ -96,6 +117,19 @@ fn divided_head(sizes: &DecoderConfig, infos: &[TensorInfo]) -> Option<[TensorIn
     let table = infos.iter().find(|info| table.ends_with(&info.name))?;
     let is_missing = infos.iter().all(|info| info.name != head);
     is_missing.then(|| [TensorInfo { name: head, ..table.clone() }, table.clone()])
+}
+
+/// The name of the head of a classifier in a model folder.
+const SCORE_WEIGHT: &str = "score.weight";
+
+/// Replaces the head in `infos` by the head `score` of a classifier of these `sizes`, in the type of the embedding.
+fn put_score(infos: &mut Vec<TensorInfo>, score: &Tensor, sizes: &DecoderConfig) {
+    let names = sizes.stream.names;
+    let [embedding, head] = [names.embedding, names.head].map(|name| format!("{name}.weight"));
+    let dtype = infos.iter().find(|info| embedding.ends_with(&info.name)).map_or(score.dtype(), |info| info.dtype);
+    infos.retain(|info| info.name != head && info.name != SCORE_WEIGHT);
+    let dtype = if dtype.is_fp8() { DType::BF16 } else { dtype };
+    infos.push(TensorInfo { name: SCORE_WEIGHT.into(), shape: score.shape().to_vec(), dtype });
 }
 
 /// Errors if the adapter makes a weight of another shape than the base has.

@@ -24,6 +24,10 @@ const OF_MODEL: [&str; 3] = ["preprocessor_config.json", "video_preprocessor_con
 /// The file of sentence-transformers that says how activations become an embedding.
 pub const POOLING_FILE: &str = "1_Pooling/config.json";
 
+/// The files with which sentence-transformers loads an embedding model.
+const POOLING_FILES: [&str; 4] =
+    ["modules.json", POOLING_FILE, "config_sentence_transformers.json", "sentence_bert_config.json"];
+
 /// The file of the chat template.
 const TEMPLATE: &str = "chat_template.jinja";
 
@@ -120,13 +124,8 @@ impl FolderTemplate {
         });
         let of_all = json!({"prompts": {}, "default_prompt_name": null, "similarity_fn_name": "cosine"});
         let of_text = json!({"max_seq_length": max_length, "do_lower_case": false});
-        let pooling = vec![
-            ("modules.json", json!(modules)),
-            (POOLING_FILE, pooling),
-            ("config_sentence_transformers.json", of_all),
-            ("sentence_bert_config.json", of_text),
-        ];
-        FolderTemplate { pooling, ..self }
+        let values = [json!(modules), pooling, of_all, of_text];
+        FolderTemplate { pooling: POOLING_FILES.into_iter().zip(values).collect(), ..self }
     }
 
     /// Returns the parts of a larger model beside its text model.
@@ -144,10 +143,11 @@ impl FolderTemplate {
         let companions = self.companions.iter().map(|(name, bytes)| (*name, bytes.clone()));
         if let Some(lora) = &model.config().lora {
             let config = (adapter::CONFIG_FILE, adapter_config(lora, model, &self.base, &self.carried));
+            let pooling = self.pooling.iter().map(|(name, value)| (*name, as_json(value.clone())));
             // The folder of the adapter has its own tokenizer, whose texts end as the texts of the run.
             let mut generation = self.generation.clone().unwrap_or_default();
             generation.insert(EOS.into(), self.eos());
-            return companions.chain([config, (GENERATION, as_json(generation.into()))]).collect();
+            return companions.chain([config, (GENERATION, as_json(generation.into()))]).chain(pooling).collect();
         }
         let dtype = model.recipe().compute;
         let mut config = self.config.values().clone();
@@ -188,8 +188,22 @@ fn value_of_ids(ids: &[u32]) -> Value {
 
 /// Writes the files of a model folder except the weights: `config` as `config.json`, and the other files unchanged from the folder `base`.
 pub fn write_settings(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
+    write_text_files(writer, config, base)?;
+    write_pooling(writer, &[base])
+}
+
+/// Writes the files as [`write_settings`], except the files of sentence-transformers.
+pub(super) fn write_text_files(writer: &mut CheckpointWriter, config: Map<String, Value>, base: &Path) -> Result<()> {
     writer.file("config.json", |file| file.write(&as_json(config.into())))?;
     [GENERATION].iter().chain(COMPANIONS).try_for_each(|name| copy(writer, base, name))
+}
+
+/// Copies the files of sentence-transformers from the first of `folders` that has a pooling, if there is one.
+pub(super) fn write_pooling(writer: &mut CheckpointWriter, folders: &[&Path]) -> Result<()> {
+    match folders.iter().find(|folder| folder.join(POOLING_FILE).is_file()) {
+        Some(folder) => POOLING_FILES.iter().try_for_each(|name| copy(writer, folder, name)),
+        None => Ok(()),
+    }
 }
 
 /// Copies the file `name` of `folder`, if there is one.

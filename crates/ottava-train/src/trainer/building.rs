@@ -105,5 +105,9 @@ fn max_steps(config: &RunConfig, examples: f64) -> u64 {
     if shaped > max_steps {
         tracing::warn!("warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short");
     }
+    let start = config.ema.start;
+    if config.ema.decay != 0.0 && start > max_steps {
+        tracing::warn!("`ema.start` is {start} and the run has {max_steps} steps: no average of weights begins");
+    }
     max_steps
 }

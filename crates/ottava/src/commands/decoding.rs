@@ -14,7 +14,7 @@ use std::str::FromStr;
 /// Options of decoding.
 #[derive(Args)]
 pub struct Decoding {
-    /// Make results independent of the batch on a GPU too. Forward passes have few rows, so prefill is slower. With another number of GPUs, results differ. On a CPU,
+    /// Make results independent of the batch on a GPU too. Kernels are then selected by the sizes of the model alone. With another number of GPUs, results differ. On a CPU,
     /// results never depend on the batch.
     #[arg(long)]
     batch_invariant: bool,

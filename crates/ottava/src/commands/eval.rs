@@ -1,5 +1,6 @@
 //! `ottava eval`.
 
+use super::eval_tasks::{check_output, write_lines};
 use super::inference::{Inference, InferenceRanks, StaticScales};
 use super::newest::with_model;
 use super::text::{Batches, Text, Tokens};
@@ -9,7 +10,8 @@ use clap::Args;
 use ottava_checkpoint::verify_model;
 use ottava_common::{Error, Result};
 use ottava_convert::export::Source;
-use ottava_data::{ExampleRows, Tokenizer};
+use ottava_data::examples::LABEL;
+use ottava_data::{Example, ExampleRows, Tokenizer};
 use ottava_models::{ConfigFile, Decoder, Labels, classifier, decoder_config, pad_token, reward_model};
 use ottava_parallel::Partition;
 use ottava_recipe::RecipeName;
@@ -17,7 +19,7 @@ use ottava_recipe::mode::StepPrecision;
 use ottava_settings::ProblemType;
 use ottava_train::calibrate::Calibration;
 use ottava_train::evaluate::{Likelihood, TextLoss, evaluate};
-use ottava_train::objective::classification::{LabelMetrics, LabelReader, LabeledTexts};
+use ottava_train::objective::classification::{LabelMetrics, LabelReader, LabeledTexts, Scored, predicted};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -45,8 +47,9 @@ pub struct Eval {
     /// A file with a task, such as questions with choices (docs/tasks.md); the option may be given several times.
     #[arg(long = "task", value_name = "FILE", conflicts_with_all = ["data", "stride", "compare", "lines", "text_field"])]
     pub(super) tasks: Vec<PathBuf>,
-    /// Where to write a JSON object for each item of the tasks: the item, log-likelihoods or generated text, and scores.
-    #[arg(long, value_name = "FILE", requires = "tasks")]
+    /// Where to write a JSON object for each item of the tasks (the item, log-likelihoods or generated text, and scores), or for each text of a classifier
+    /// (its label, the predicted label, and the score of each label).
+    #[arg(long, value_name = "FILE")]
     pub(super) output: Option<PathBuf>,
     /// The distance in tokens between the starts of sequences, by default --max-length. If STRIDE is smaller than --max-length, sequences overlap,
     /// and each sequence scores its last STRIDE tokens (the first sequence scores all its tokens). Chats and completions are evaluated one document
@@ -71,6 +74,17 @@ pub struct Eval {
     /// standard errors by the name of the task, and `max_length`.
     #[arg(long)]
     pub(super) json: bool,
+}
+
+/// Returns the label, the list of labels, or the numbers that the scores of a text predict.
+fn prediction(reader: &LabelReader, scores: &[f64]) -> Value {
+    let places = predicted(reader.problem, scores);
+    let mut names = reader.names.iter().zip(places).filter(|(_, is_predicted)| *is_predicted).map(|(name, _)| name);
+    match reader.problem {
+        ProblemType::SingleLabelClassification => json!(names.next()),
+        ProblemType::MultiLabelClassification => json!(names.collect::<Vec<_>>()),
+        ProblemType::Regression => json!(scores),
+    }
 }
 
 /// The output of `--json`.
@@ -99,6 +113,7 @@ impl Eval {
         if self.compare {
             return self.run_comparison();
         }
+        self.output.as_deref().map_or(Ok(()), check_output)?;
         let ranks = self.how.ranks(&self.ranks)?;
         let loaded = with_model(&self.model, |folder| {
             let config = ConfigFile::read(folder)?;
@@ -114,6 +129,11 @@ impl Eval {
             let padding = pad_token(&classifier(&config, tokenizer.padding_id(), &labels)?)?;
             let rows = ExampleRows::new(&tokenizer, seq_len, padding);
             return self.run_labels(&mut model, &tokens, &rows, labels, ranks);
+        }
+        if self.output.is_some() {
+            return Err(Error::Config(
+                "--output is for tasks and for texts with labels, which a classifier scores; remove it, or name a task with --task".into(),
+            ));
         }
         let tokens = self.text.tokenize(&tokenizer)?;
         if model.config().head.labels.is_some() {
@@ -159,12 +179,20 @@ impl Eval {
         let examples = tokens.examples()?;
         let texts = LabeledTexts { examples: &examples, reader: &reader, rows, per_batch: tokens.rows() };
         let partition = ranks.partition(model)?;
-        let LabelMetrics { loss, metrics } = texts.evaluate(model, &partition, StepPrecision::Recipe)?;
+        let Scored { scores, labels } = texts.score(model, &partition, StepPrecision::Recipe)?;
+        let LabelMetrics { loss, metrics } = LabelMetrics::of(reader.problem, &scores, &labels)?;
         let leads = ranks.leads();
         drop(partition);
         ranks.finish()?;
         if !leads {
             return Ok(());
+        }
+        if let Some(path) = &self.output {
+            let row = |(example, scores): (&Example, &Vec<f64>)| {
+                let prediction = prediction(&reader, scores);
+                json!({"label": example.columns.get(LABEL), "prediction": prediction, "scores": scores})
+            };
+            write_lines(path, examples.iter().zip(&scores).map(row))?;
         }
         let (count, seq_len) = (examples.len(), rows.seq_len);
         let truncated = examples.iter().filter(|example| example.texts[0].len() > seq_len).count();

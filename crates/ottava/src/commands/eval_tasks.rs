@@ -13,6 +13,7 @@ use ottava_recipe::KvCacheDtype;
 use ottava_recipe::mode::StepPrecision;
 use ottava_tasks::{Answers, Measured, Requests, Scores, Task};
 use ottava_train::tasks::{BatchSizes, complete_texts, log_likelihoods};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -130,12 +131,14 @@ impl Eval {
             out!("prompts and answers have at most {max_length} tokens; longer prompts are cut at the left");
         }
         // A file that cannot be written loses no results.
-        self.output.as_deref().map_or(Ok(()), |path| write_samples(path, &scores))
+        self.output
+            .as_deref()
+            .map_or(Ok(()), |path| write_lines(path, scores.iter().flat_map(|scores| &scores.samples)))
     }
 }
 
 /// Errors if `path` cannot be the file of samples, before the model computes for hours.
-fn check_output(path: &Path) -> Result<()> {
+pub(super) fn check_output(path: &Path) -> Result<()> {
     if path.is_dir() || path.file_name().is_none() {
         return Err(Error::Config(format!("--output {}: this is a folder; name a file", path.display())));
     }
@@ -149,10 +152,11 @@ fn check_output(path: &Path) -> Result<()> {
     }
 }
 
-fn write_samples(path: &Path, scores: &[Scores]) -> Result<()> {
+/// Writes a line of JSON for each of `rows` to the file `path`.
+pub(super) fn write_lines<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> Result<()> {
     let mut text = String::new();
-    for sample in scores.iter().flat_map(|scores| &scores.samples) {
-        text += &(serde_json::to_string(sample).expect("a sample is written without fail") + "\n");
+    for row in rows {
+        text += &(serde_json::to_string(&row).expect("a row is written without fail") + "\n");
     }
     replace_file(&RealFs, path, text.as_bytes())
 }

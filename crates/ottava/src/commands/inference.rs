@@ -199,6 +199,12 @@ impl Inference {
         self.adapter.is_some()
     }
 
+    /// Returns what `read` finds in the folder of the adapter, or else in the `folder` of the model.
+    pub fn find<T>(&self, folder: &Path, read: impl Fn(&Path) -> Result<Option<T>>) -> Result<Option<T>> {
+        let of_adapter = self.adapter.as_ref().map(|path| with_checkpoint(path, &read)).transpose()?.flatten();
+        of_adapter.map_or_else(|| read(folder), |found| Ok(Some(found)))
+    }
+
     /// Computes the adapter in `folder`.
     pub fn set_adapter(&mut self, folder: PathBuf) {
         self.adapter = Some(folder);

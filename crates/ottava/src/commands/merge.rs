@@ -5,6 +5,7 @@ use crate::output::{print_json, stop_on_signals};
 use clap::Args;
 use ottava_checkpoint::{AdapterFolder, merge, verify_model};
 use ottava_common::Result;
+use ottava_settings::RunConfig;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -33,9 +34,11 @@ impl MergeCommand {
             AdapterFolder::open(folder)
         };
         let adapter = with_checkpoint(&self.adapter, open)?;
+        let run = with_checkpoint(&self.adapter, RunConfig::saved_in)?.map(|(run, _)| run.classification);
+        let labels = run.filter(|own| !own.label_names.is_empty()).map(|own| own.labels());
         let merged = with_model(&self.base, |base| {
             verify_model(base)?;
-            merge(base, &adapter, &self.output)
+            merge(base, &adapter, labels.as_ref(), &self.output)
         })?;
         match self.json {
             true => print_json(&json!({"merged": merged})),

@@ -119,12 +119,12 @@ impl Verdict {
             0 => String::new(),
             bytes => format!(", and {} of the host's memory", size(bytes)),
         };
+        // The first allocations of a run have no phase.
+        let phase = Some(&memory.during).filter(|phase| !phase.is_empty());
+        let peak = phase.map_or(String::new(), |phase| format!("; the peak is in {phase}"));
         let fits = match memory.fits {
-            true => format!("yes: {taken} of {available} of {device}{of}{host}; the peak is in {}", memory.during),
-            false => format!(
-                "NO: {taken} needed, {available} available on {device}{of}{host}; the peak is in {}",
-                memory.during
-            ),
+            true => format!("yes: {taken} of {available} of {device}{of}{host}{peak}"),
+            false => format!("NO: {taken} needed, {available} available on {device}{of}{host}{peak}"),
         };
         let count = match (steps, config.training.max_steps) {
             (Some(steps), Some(_)) => format!("{steps} (`training.max_steps`)"),

@@ -84,7 +84,7 @@ pub struct Serve {
     #[arg(long)]
     strict: bool,
     /// How /v1/embeddings turns the activations of a text into one vector: last (the activations of the last token) or mean (of all tokens); by default
-    /// as 1_Pooling/config.json of the folder says, and last without this file.
+    /// as 1_Pooling/config.json of the folder of the adapter or of the model says, and last without this file.
     #[arg(long)]
     pooling: Option<Pooling>,
     /// The maximum number of tokens of prompt and completion together; by default the model's positions.
@@ -251,7 +251,7 @@ impl Serve {
                 channels: sizes.stream.channels,
                 pooling: match self.pooling {
                     Some(pooling) => pooling,
-                    None => pooling_of(folder)?.unwrap_or(Pooling::Last),
+                    None => self.how.find(folder, pooling_of)?.unwrap_or(Pooling::Last),
                 },
                 classifier,
                 max_model_len,

@@ -153,15 +153,16 @@ impl Text {
         self.tokenize_as(Formatting::Auto, tokenizer)
     }
 
-    /// Tokenizes the files as records of texts with labels. Returns `None` if the first file has plain text or preferences.
+    /// Tokenizes the files as records of texts with labels. Returns `None` if the first file has plain text or pairs of preferences.
     pub fn tokenize_labeled(&self, tokenizer: &Tokenizer) -> Result<Option<Tokens>> {
         let files = self.files()?;
         let of_first = |formatting: Formatting| match files.first() {
             Some(path) => source::formatting(path, &self.options(formatting)),
             None => Ok(Formatting::Text),
         };
-        let has_labels = of_first(Formatting::Auto)?.kind().preference().is_none()
-            && of_first(Formatting::Classification)? == Formatting::Classification;
+        // The fields of pairs and chats are detected, and the text of other records may have a name that only a classifier knows.
+        let are_pairs = matches!(of_first(Formatting::Auto), Ok(Formatting::Preference));
+        let has_labels = !are_pairs && of_first(Formatting::Classification)? == Formatting::Classification;
         has_labels.then(|| self.tokenize_as(Formatting::Classification, tokenizer)).transpose()
     }
 

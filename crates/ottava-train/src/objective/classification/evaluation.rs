@@ -28,16 +28,32 @@ pub struct LabeledTexts<'a> {
     pub per_batch: usize,
 }
 
+/// The scores of texts, and their labels.
+pub struct Scored {
+    /// For each text, the score of each label.
+    pub scores: Vec<Vec<f64>>,
+    /// For each text, a number for each label, as [`LabelReader::read`] returns them.
+    pub labels: Vec<Vec<f64>>,
+}
+
 impl LabeledTexts<'_> {
-    /// Returns the metrics of the scores by `model`, on all ranks of `partition`. Panics without texts, which the caller must exclude.
+    /// Returns the metrics of [`LabeledTexts::score`]. Panics without texts, which the caller must exclude.
     ///
-    /// Errors with [`Error::Data`] if a text has no label that the classifier knows, and with the errors of [`scores_of`] and [`LabelMetrics::of`].
+    /// Has the errors of [`LabeledTexts::score`] and [`LabelMetrics::of`].
     pub fn evaluate(
         &self,
         model: &mut Decoder,
         partition: &Partition,
         precision: StepPrecision,
     ) -> Result<LabelMetrics> {
+        let Scored { scores, labels } = self.score(model, partition, precision)?;
+        LabelMetrics::of(self.reader.problem, &scores, &labels)
+    }
+
+    /// Returns the scores of the texts by `model`, on all ranks of `partition`.
+    ///
+    /// Errors with [`Error::Data`] if a text has no label that the classifier knows, and with the errors of [`scores_of`].
+    pub fn score(&self, model: &mut Decoder, partition: &Partition, precision: StepPrecision) -> Result<Scored> {
         let LabeledTexts { examples, reader, rows, per_batch } = *self;
         let label = |(number, example): (usize, &Example)| {
             let label = example.columns.get(LABEL).unwrap_or(&Value::Null);
@@ -45,8 +61,7 @@ impl LabeledTexts<'_> {
         };
         let labels = examples.iter().enumerate().map(label).collect::<Result<Vec<_>>>()?;
         let texts: Vec<&Vec<u32>> = examples.iter().map(|example| &example.texts[0]).collect();
-        let scores = scores_of(model, partition, &texts, rows, per_batch, precision)?;
-        LabelMetrics::of(reader.problem, &scores, &labels)
+        Ok(Scored { scores: scores_of(model, partition, &texts, rows, per_batch, precision)?, labels })
     }
 }
 

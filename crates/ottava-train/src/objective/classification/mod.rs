@@ -9,10 +9,10 @@ mod loss;
 mod metrics;
 mod rows;
 
-pub use evaluation::{LabeledTexts, scores_of};
+pub use evaluation::{LabeledTexts, Scored, scores_of};
 pub use labels::LabelReader;
 pub use loss::LabelMicroBatch;
-pub use metrics::LabelMetrics;
+pub use metrics::{LabelMetrics, predicted};
 
 use super::{Objective, Opening, Rows};
 use crate::phase::Passes;

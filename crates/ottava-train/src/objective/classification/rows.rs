@@ -32,9 +32,12 @@ impl LabeledRows {
         let loader = ExampleLoader::new(data, state, share)?;
         loader.check(&mut |columns| label_of(&reader, columns).map(drop))?;
         if share.rank == 0 {
-            let (labels, shown) =
-                (reader.names.len(), reader.names.iter().take(8).cloned().collect::<Vec<_>>().join(", "));
-            tracing::info!("training a classifier ({}) of {labels} labels: {shown}", reader.problem.as_str());
+            let shown = reader.names.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
+            tracing::info!(
+                "training a classifier ({}), number of labels {}: {shown}",
+                reader.problem.as_str(),
+                reader.names.len()
+            );
         }
         let tokenizer = Tokenizer::load(config.tokenizer_path())?;
         let rows = ExampleRows::new(&tokenizer, config.data.max_length, pad_token(opening.model)?);

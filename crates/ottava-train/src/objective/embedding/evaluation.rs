@@ -24,7 +24,7 @@ pub(super) struct Related<'a> {
 /// The evaluation of texts, each compared with the texts of its batch.
 pub(super) struct Compared {
     pub(super) loss: f64,
-    /// `accuracy`, the share of the anchors whose positive text is the nearest text, and `mrr`, the mean of the reciprocal ranks of positive texts.
+    /// `accuracy`, the share of the anchors whose positive text is nearer than all other texts, and `mrr`, the mean of the reciprocal ranks of positive texts.
     pub(super) metrics: Metrics,
 }
 
@@ -91,7 +91,9 @@ fn compare(embeddings: &[f64], per_batch: usize, count: usize, how: &Contrast) -
         let scores: Vec<f64> = candidates.iter().map(|row| cosine(row) / how.temperature).collect();
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = largest + scores.iter().map(|score| (score - largest).exp()).sum::<f64>().ln();
-        let rank = 1 + scores.iter().filter(|score| **score > scores[anchor]).count();
+        // Texts with the score of the positive text count as nearer, so equal embeddings of all texts do not look like success. The comparison itself
+        // counts the positive text, whose rank is at least 1.
+        let rank = scores.iter().filter(|score| **score >= scores[anchor]).count();
         for (sum, found) in
             sums.iter_mut().zip([lse - scores[anchor], f64::from(u8::from(rank == 1)), 1.0 / rank as f64])
         {

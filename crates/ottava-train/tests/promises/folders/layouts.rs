@@ -79,7 +79,7 @@ fn a_merged_gpt_neox_is_the_base_plus_its_adapter() {
     let run = adapter_run(inputs.path(), &base, &inputs.path().join("run"), RecipeName::Fp32);
     train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let (folder, merged) = (run.output_dir.join("checkpoints/checkpoint-6"), inputs.path().join("merged"));
-    assert!(merge(&base, &AdapterFolder::open(&folder).unwrap(), &merged).unwrap() > 0);
+    assert!(merge(&base, &AdapterFolder::open(&folder).unwrap(), None, &merged).unwrap() > 0);
     let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
         .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
     assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");

@@ -194,7 +194,7 @@ fn adapters_name_the_modules_of_the_larger_model() {
         assert_eq!(lose(&plain, &adapter), lose(&plain, &alone), "an adapter of the text model alone");
         let merged = |base: &Path, adapter: &Path, name: &str| {
             let output = inputs.join(format!("{name}-{form}"));
-            merge(base, &AdapterFolder::open(adapter).unwrap(), &output).unwrap();
+            merge(base, &AdapterFolder::open(adapter).unwrap(), None, &output).unwrap();
             output
         };
         let sum = read(&merged(&plain, &alone, "sum"));

@@ -157,7 +157,7 @@ fn a_request_of_an_adapter_is_scored_as_by_the_merged_model_and_misfits_are_erro
     train(&run_of_adapter, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let (folder, merged) = (run_of_adapter.output_dir.join("checkpoints/checkpoint-6"), inputs.path().join("merged"));
     let open = || AdapterFolder::open(&folder).unwrap();
-    merge(&base, &open(), &merged).unwrap();
+    merge(&base, &open(), None, &merged).unwrap();
     let request = |adapter| {
         let prompt = prompt("merged", 40);
         Request {

@@ -456,13 +456,13 @@ fn a_merged_model_is_the_base_plus_its_adapter() {
     train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let (folder, merged) = (run.output_dir.join("checkpoints/checkpoint-6"), inputs.path().join("merged"));
     let adapter = AdapterFolder::open(&folder).unwrap();
-    assert_eq!(merge(&base, &adapter, &merged).unwrap(), 14);
+    assert_eq!(merge(&base, &adapter, None, &merged).unwrap(), 14);
     let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
         .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
     // A loss averages the roundings of its tokens, 2⁻²⁴ each: differences of up to 4e-9 are seen, and the adapter changes the loss by more than 1e-3.
     assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");
     assert!((with / plain - 1.0).abs() > 1e-3, "the adapter changes the loss of {plain} to {with}");
-    assert!(merge(&base, &adapter, &merged).unwrap_err().to_string().contains("exists already"));
+    assert!(merge(&base, &adapter, None, &merged).unwrap_err().to_string().contains("exists already"));
     // The next adapter has other linears.
     let small = inputs.path().join("small");
     std::fs::create_dir(&small).unwrap();
@@ -472,8 +472,9 @@ fn a_merged_model_is_the_base_plus_its_adapter() {
     let path = small.join("adapter_config.json");
     let text = std::fs::read_to_string(&path).unwrap();
     std::fs::write(&path, text.replace("\"rank_pattern\": {}", "\"rank_pattern\": {\"q_proj\": 4}")).unwrap();
-    let error =
-        merge(&base, &AdapterFolder::open(&small).unwrap(), &inputs.path().join("other")).unwrap_err().to_string();
+    let error = merge(&base, &AdapterFolder::open(&small).unwrap(), None, &inputs.path().join("other"))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("q_proj.lora_A.weight` has rank 3, and adapter_config.json says 4"), "{error}");
     // Older versions of PEFT write a pickle.
     std::fs::rename(small.join("adapter_model.safetensors"), small.join("adapter_model.bin")).unwrap();
@@ -529,7 +530,7 @@ fn adapters_by_patterns_are_trained_saved_merged_and_gone_on_with() {
             "{name}"
         );
         let merged = inputs.path().join(format!("{name}-merged"));
-        let count = merge(&base, &adapter, &merged).unwrap();
+        let count = merge(&base, &adapter, None, &merged).unwrap();
         assert_eq!(count, if name == "names" { 4 } else { 9 });
         let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
             .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
