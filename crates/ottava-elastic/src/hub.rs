@@ -24,6 +24,9 @@ pub struct Policy {
     pub sizes: Vec<u32>,
     /// The number of hosts that the launcher starts, spares included. A new hub waits for so many hosts.
     pub hosts: u32,
+    /// The number of hosts that must be connected before an epoch is formed. The hub that replaces a lost one needs more than half of all hosts, so the
+    /// two halves of a divided network do not both train.
+    pub quorum: u32,
     /// Whether hosts have snapshots in memory. If not, each epoch starts from a checkpoint on disk.
     pub snapshots: bool,
     /// What to do about a slow host.
@@ -322,6 +325,10 @@ impl Hub {
                 }
             }
             ToHub::Sealed { epoch, step } if epoch == self.epoch && self.works() => self.seal(host, step, actions),
+            // Workers of other hosts are lost as well after the workers of a host have failed by themselves.
+            ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() && self.has_failed() => {
+                self.note_end(host, Keeper::LOST, actions);
+            }
             ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() => self.hold(actions),
             ToHub::Failed { epoch, want } if epoch == self.epoch && self.phase == Phase::Fill => {
                 self.failed.extend(want.map(|Want { stored, from }| (stored.share, from)));
@@ -341,14 +348,21 @@ impl Hub {
         }
     }
 
-    /// Ends the job after the workers of all members have ended by themselves, with the first code that is not 0.
+    /// Whether the workers of a member failed by themselves.
+    fn has_failed(&self) -> bool {
+        self.hosts.values().any(|host| host.place.is_some() && host.code.is_some_and(|code| code != 0))
+    }
+
+    /// Ends the job after the workers of all members have ended by themselves. The code is the first one that says more than that ranks were lost, else the
+    /// first one that is not 0.
     fn note_end(&mut self, host: HostId, code: u8, actions: &mut Vec<HubAction>) {
         if let Some(known) = self.hosts.get_mut(&host).filter(|host| host.place.is_some()) {
             known.code = Some(code);
         }
         let members = self.hosts.values().filter(|host| host.place.is_some());
         if let Some(codes) = members.map(|host| host.code).collect::<Option<Vec<u8>>>() {
-            self.end(codes.into_iter().find(|code| *code != 0).unwrap_or(0), actions);
+            let own = codes.iter().find(|code| ![0, Keeper::LOST].contains(code));
+            self.end(own.or(codes.iter().find(|code| **code != 0)).copied().unwrap_or(0), actions);
         }
     }
 
@@ -490,8 +504,12 @@ impl Hub {
         let last = reported.chain(self.members.clone()).max_by_key(|members| members.epoch);
         let before = last.as_ref().map_or(self.policy.sizes[0], |last| last.places());
         let size = self.size_for(self.hosts.len());
-        if size < Some(before) && !self.waited {
+        let has_quorum = self.hosts.len() >= self.policy.quorum as usize;
+        if (size < Some(before) || !has_quorum) && !self.waited {
             return;
+        }
+        if !has_quorum {
+            return self.fail("fewer hosts are left than a new hub needs", actions);
         }
         let Some(size) = size else { return self.fail("fewer hosts are left than the job needs", actions) };
         let is_here = |last: &Arc<Membership>| last.hosts.iter().any(|host| self.hosts.contains_key(host));
@@ -527,12 +545,13 @@ impl Hub {
             self.hosts.entry(*host).or_default().place = Some(place);
         }
         self.await_members(Phase::Fill);
+        let all = Arc::new(common.as_ref().map_or(Vec::new(), CommonStep::all));
         for (place, host) in (0..).zip(&members.hosts) {
             let (source, wants) = match &common {
                 Some(common) => (Source::Memory, common.wants(&members, place)),
                 None => (Source::Disk, Vec::new()),
             };
-            let part = Part { members: Arc::clone(&members), place, source, wants };
+            let part = Part { members: Arc::clone(&members), place, source, wants, all: Arc::clone(&all) };
             actions.push(HubAction::Send(*host, ToKeeper::Fill(part)));
         }
     }

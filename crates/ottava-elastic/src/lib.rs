@@ -26,6 +26,7 @@ mod hub;
 mod inventory;
 mod keeper;
 mod message;
+pub mod process;
 pub mod simulate;
 
 pub use hub::{Hub, HubAction, HubEvent, Phase, Policy, Straggler, Warning};

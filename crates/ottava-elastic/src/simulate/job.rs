@@ -169,6 +169,7 @@ impl<'a> Job<'a> {
         let policy = Policy {
             sizes: (smallest..=hosts).rev().collect(),
             hosts: living,
+            quorum: 0,
             snapshots: self.inputs.snapshots.is_some(),
             straggler: policy,
             most_recoveries: MOST_RECOVERIES,
