@@ -4,7 +4,8 @@
 # of snapshots in a step. Fails where a promise fails.
 #
 # usage: scripts/gpu-recovery.sh OTTAVA FOLDER    OTTAVA is the program; FOLDER receives logs, metrics and results.txt
-# Needs two GPUs and Python 3; neither Rust nor a network. MEMORY (default /dev/shm) is the folder for snapshots. LIMIT (default 230) is the seconds for all of it.
+# Needs two GPUs and Python 3; neither Rust nor a network. MEMORY (default /dev/shm) is the folder for snapshots.
+# STEPS (default 120) is the length of a run, and SNAPSHOT_STEPS (default 5) the interval. LIMIT (default 230) is the seconds for all of it.
 set -uo pipefail
 ottava=$(realpath "$1")
 mkdir -p "$2"
@@ -16,6 +17,8 @@ memory=$(mktemp -d "${MEMORY:-/dev/shm}/recovery-XXXXXX")
 trap 'kill $(jobs -p) 2>/dev/null; wait 2>/dev/null; rm -rf "$work" "$memory"' EXIT
 export NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN OTTAVA_SECRET=drill
 steps=${STEPS:-120}
+# The steps after which ranks and hosts are killed.
+early=$((steps / 4)) late=$((steps * 3 / 5))
 failed=0
 : >"$out/results.txt"
 
@@ -88,7 +91,7 @@ import json, statistics, sys
 from pathlib import Path
 
 lines = [json.loads(line) for line in (Path(sys.argv[1]) / "metrics.jsonl").read_text().splitlines()]
-steps = [line for line in lines if line.get("tokens_per_second")][20:]
+steps = [line for line in lines if line.get("tokens_per_second")][5:]
 tokens = [line["tokens_per_second"] for line in steps]
 print(f"{statistics.median(tokens):.0f} tokens/s in the median step, {statistics.harmonic_mean(tokens):.0f} in the mean")
 P
@@ -125,10 +128,10 @@ keep snapshots
 arguments one-host
 "$ottava" "${train[@]}" "${recovery[@]}" --gpus 2 >"$out/one-host.log" 2>&1 &
 keeper=$!
-trained one-host 30
+trained one-host "$early"
 kill -KILL "$(ranks_of $keeper | tail -n 1)"
 after_kill one-host "rank 1 of one host" "$(now)"
-trained one-host 70
+trained one-host "$late"
 kill -KILL "$(ranks_of $keeper | head -n 1)"
 after_kill one-host "rank 0 of one host" "$(now)"
 wait $keeper
@@ -145,7 +148,7 @@ lose() {
         host "$name" $host 3 "$port" &
         keepers[host]=$!
     done
-    trained "$name" 30
+    trained "$name" "$early"
     local ranks
     ranks=$(ranks_of "${keepers[victim]}")
     kill -KILL "${keepers[victim]}"

@@ -44,7 +44,7 @@ pub(super) enum Input {
         number: u64,
         reason: String,
     },
-    /// This host is the first one that lives after the lost hub.
+    /// This host has to start the hub, if it has not yet.
     BecomeHub {
         term: Term,
     },

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// The time between looks at the processes of workers.
 const TICK: Duration = Duration::from_millis(20);
@@ -47,6 +47,8 @@ pub struct KeeperOptions {
     pub disk: Option<Step>,
     /// The time limits.
     pub times: Times,
+    /// A file that all hosts see. A hub that replaces a lost one writes its address into it, for hosts that start later.
+    pub notice: PathBuf,
     /// The flag that is set if the job is asked to stop.
     pub stop: &'static AtomicBool,
 }
@@ -88,10 +90,6 @@ pub fn run(options: &KeeperOptions, workers: &mut dyn Workers) -> io::Result<u8>
         is_told_to_stop: false,
         has_ended: false,
     };
-    if options.host == 0 {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_secs());
-        host.start_hub(now, options.policy.clone(), options.disk, options.times.host);
-    }
     host.search();
     let code = host.serve(&inputs);
     host.leave();
@@ -189,7 +187,7 @@ impl Host<'_> {
             }
             Input::Connected { .. } | Input::Down { .. } | Input::HubClosed { .. } | Input::HubMissing { .. } => None,
             Input::BecomeHub { term } => {
-                self.succeed(term);
+                self.become_hub(term);
                 None
             }
             Input::FromPeer { host, message } => {
@@ -386,14 +384,23 @@ impl Host<'_> {
         let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_string();
         let lost = self.lost.filter(|_| !self.roster.contacts.is_empty()).map(|term| (term, self.roster.clone()));
         let (address, limit) = (self.address.clone(), self.options.times.host);
-        Search { number: self.searches, address, lost, ports: self.ports, name, limit }.start(self.peers.clone());
+        let (number, notice, ports) = (self.searches, self.options.notice.clone(), self.ports);
+        Search { number, address, lost, notice, ports, name, limit }.start(self.peers.clone());
     }
 
-    /// Starts the next hub on this host.
-    fn succeed(&mut self, term: Term) {
+    /// Starts the hub on this host: the first one, or the next one after the loss of a hub.
+    fn become_hub(&mut self, term: Term) {
         if self.door.is_open() {
             return;
         }
+        let notice = &self.options.notice;
+        if self.lost.is_none() {
+            let _ = fs::remove_file(notice);
+            let (policy, disk) = (self.options.policy.clone(), self.options.disk);
+            return self.start_hub(term, policy, disk, self.options.times.host);
+        }
+        let address = self.roster.contact(self.options.host).map_or("", |contact| &contact.address);
+        warn("the address of the hub, for hosts that start later", fs::write(notice, address));
         tracing::warn!("the hub is lost, and starts again on this host");
         let known = &self.options.policy;
         let hosts = (self.roster.contacts.len() as u32).saturating_sub(1);
@@ -409,6 +416,9 @@ impl Host<'_> {
 
     /// Leaves the job. The hub of this host first tells all keepers that the job has ended.
     fn leave(&mut self) {
+        if self.has_ended && self.door.is_open() {
+            let _ = fs::remove_file(&self.options.notice);
+        }
         self.workers.stop();
         if let Some((_, stream)) = self.hub.take() {
             let _ = stream.shutdown(Shutdown::Both);

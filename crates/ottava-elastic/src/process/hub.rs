@@ -158,6 +158,7 @@ impl Server {
         self.roster.contacts.retain(|known| known.host != host);
         self.roster.contacts.push(contact);
         self.roster.contacts.sort_by_key(|contact| contact.host);
+        tracing::info!("{} has joined", self.roster.name(host));
         self.tell(host, &Down::Welcome(self.hub.term()));
         self.tell_roster();
         if let Phase::Ended(code) = self.hub.phase() {

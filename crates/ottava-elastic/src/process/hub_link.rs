@@ -1,17 +1,19 @@
 //! The connection of a keeper to the hub.
 //!
-//! A keeper first tries the hub that it knows. After the loss of a hub, it then tries the other hosts in their order. If it reaches itself, it starts
+//! Host 0 starts the first hub. A keeper first tries the hub that it knows. After the loss of a hub, it then tries the other hosts in their order. If it reaches itself, it starts
 //! the next hub. All keepers have the same list of hosts, so they meet at the first host that lives. Each place in the list has a term of its own, so
-//! no two hubs have the same term.
+//! no two hubs have the same term. Such a hub writes its address into a file of the run's folder, where hosts that start later look first.
 
 use super::events::Input;
 use super::transfer::Peers;
 use super::wire::{Down, Purpose, Roster, receive};
 use crate::message::{HostId, Term};
+use std::fs;
 use std::io::{self, BufReader, ErrorKind};
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The time between attempts.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -24,6 +26,8 @@ pub(super) struct Search {
     pub address: String,
     /// The hub that was lost, if there was one.
     pub lost: Option<(Term, Roster)>,
+    /// The file with the address of a hub that has replaced a lost one.
+    pub notice: PathBuf,
     /// The ports of this keeper: for keepers, and for rank 0.
     pub ports: [u16; 2],
     /// The name of this host.
@@ -67,8 +71,12 @@ impl Search {
     }
 
     fn candidates(&self) -> Vec<Candidate> {
+        let moved = fs::read_to_string(&self.notice).ok().filter(|address| *address != self.address);
+        let moved = moved.map(|address| Candidate { address, term: None, host: None });
         let Some((term, roster)) = &self.lost else {
-            return vec![Candidate { address: self.address.clone(), term: None, host: None }];
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_secs());
+            let first = Candidate { address: self.address.clone(), term: Some(now), host: Some(0) };
+            return moved.into_iter().chain([first]).collect();
         };
         let known = roster.contact(roster.hub).map_or(&self.address, |contact| &contact.address);
         let first = Candidate { address: known.clone(), term: None, host: None };
@@ -78,7 +86,7 @@ impl Search {
             term: Some(term),
             host: Some(contact.host),
         });
-        [first].into_iter().chain(others).collect()
+        [first].into_iter().chain(others).chain(moved).collect()
     }
 
     fn find(&self, peers: &Peers) -> Result<(TcpStream, Term), String> {

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -74,6 +74,7 @@ impl Memory {
     pub fn open(folder: &Path, keeps_shares: bool) -> io::Result<Memory> {
         // The snapshots of a model are only for its owner.
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        expect_own(folder)?;
         let lock = File::create(folder.join(LOCK))?;
         if lock.try_lock().is_err() {
             return Err(io::Error::new(ErrorKind::AlreadyExists, "another process of this run uses this folder"));
@@ -315,6 +316,19 @@ fn damaged(path: &Path) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("{} is damaged: its SHA-256 has changed", path.display()))
 }
 
+/// Errors if `folder` or its parent is a link or belongs to another user, who could then change snapshots. The folder of the file system above them, such
+/// as /dev/shm, may belong to anyone.
+fn expect_own(folder: &Path) -> io::Result<()> {
+    for path in folder.ancestors().take(2) {
+        let found = fs::symlink_metadata(path)?;
+        if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
+            let words = format!("{} is no folder of this user; remove it, or set `recovery.memory_dir`", path.display());
+            return Err(io::Error::new(ErrorKind::PermissionDenied, words));
+        }
+    }
+    Ok(())
+}
+
 /// Removes a file, or a folder with everything in it, if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     let removed = match fs::symlink_metadata(path) {
@@ -385,9 +399,18 @@ mod tests {
     }
 
     #[test]
+    fn a_link_in_place_of_the_folder_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::create_dir(folder.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", folder.path().join("run")).unwrap();
+        let error = Memory::open(&folder.path().join("run/host-0"), true).err().map(|error| error.to_string());
+        assert!(error.is_some_and(|error| error.contains("run is no folder of this user")));
+    }
+
+    #[test]
     fn changed_bytes_names_and_lists_are_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let memory = Memory::open(folder.path(), true).unwrap();
+        let memory = Memory::open(&folder.path().join("host"), true).unwrap();
         let share = stored(&memory);
         let (path, listing) = memory.find(&share).unwrap();
         let mut bytes = Vec::new();

@@ -128,6 +128,7 @@ pub fn keep(config: &RunConfig, start: &Start, ranks: usize) -> Result<u8> {
         keeps_shares: resumes && config.output_dir.join("metrics.jsonl").is_file(),
         disk: Some(if resumes { newest_checkpoint(config)? } else { 0 }),
         times: Times { silence, host: host_limit, start: start_limit },
+        notice: config.output_dir.join(".hub"),
         stop: interrupt::flag(),
     };
     let program = std::env::current_exe().map_err(Error::io("the path of this program"))?;

@@ -208,6 +208,8 @@ fn a_signal_to_a_keeper_saves_a_checkpoint_from_which_the_job_goes_on() {
 /// The keepers of a job on several hosts, which are emulated on this machine.
 struct Hosts {
     run: Run,
+    port: u16,
+    arguments: Vec<String>,
     keepers: Vec<Child>,
 }
 
@@ -218,19 +220,22 @@ impl Hosts {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let spares = format!("recovery.spares={spares}");
         let arguments = job(&run, "1", &[&["--set", &spares], more].concat());
-        let keeper = |host: usize| {
-            let variables = [
-                ("RANK", host.to_string()),
-                ("WORLD_SIZE", count.to_string()),
-                ("MASTER_ADDR", "127.0.0.1".into()),
-                // torchrun itself listens at the port before this port.
-                ("MASTER_PORT", (port - 1).to_string()),
-                ("OTTAVA_SECRET", "secret".into()),
-            ];
-            spawn(&run, &arguments, &variables)
-        };
-        let keepers = (0..count).map(keeper).collect();
-        Hosts { run, keepers }
+        let mut hosts = Hosts { run, port, arguments, keepers: Vec::new() };
+        hosts.keepers = (0..count).map(|host| hosts.keeper(host, count)).collect();
+        hosts
+    }
+
+    /// Starts the keeper of `host`, as torchrun does on one of `count` hosts.
+    fn keeper(&self, host: usize, count: usize) -> Child {
+        let variables = [
+            ("RANK", host.to_string()),
+            ("WORLD_SIZE", count.to_string()),
+            ("MASTER_ADDR", "127.0.0.1".into()),
+            // torchrun itself listens at the port before this port.
+            ("MASTER_PORT", (self.port - 1).to_string()),
+            ("OTTAVA_SECRET", "secret".into()),
+        ];
+        spawn(&self.run, &self.arguments, &variables)
     }
 
     /// Kills the keeper of a host, after which its ranks end.
@@ -286,6 +291,30 @@ fn a_spare_takes_the_place_of_a_host_and_a_half_of_the_hosts_does_not_train() {
     let said = errors(&hosts.run);
     assert!(said.contains("fewer hosts are left than a new hub needs"), "{said}");
     assert!(said.matches("train from step").count() >= 2, "{said}");
+}
+
+#[test]
+fn a_lost_host_comes_back_as_a_spare_host() {
+    let mut hosts = Hosts::start(3, 1, &["--set", "max_steps=100000"]);
+    hosts.wait_for_copies(2);
+    hosts.lose(0);
+    train_further(&hosts.run, 5);
+    // The hub is on host 1 now, and host 2 has place 0.
+    hosts.keepers[0] = hosts.keeper(0, 3);
+    wait_until(&hosts.run, "host 0", || joined(&hosts.run, 0) == 2);
+    hosts.lose(2);
+    train_further(&hosts.run, 5);
+    for keeper in [0, 1] {
+        signal("-TERM", hosts.keepers[keeper].id());
+    }
+    hosts.expect_end(&[2], 75);
+    assert!(!hosts.run.path("run/.hub").exists(), "the job has ended");
+}
+
+/// Returns how often a host has joined a hub.
+fn joined(run: &Run, host: u32) -> usize {
+    let name = format!("host {host} (");
+    errors(run).lines().filter(|line| line.contains(&name) && line.ends_with("has joined")).count()
 }
 
 #[test]
