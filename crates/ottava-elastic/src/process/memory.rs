@@ -322,7 +322,8 @@ fn expect_own(folder: &Path) -> io::Result<()> {
     for path in folder.ancestors().take(2) {
         let found = fs::symlink_metadata(path)?;
         if !found.is_dir() || found.uid() != rustix::process::geteuid().as_raw() {
-            let words = format!("{} is no folder of this user; remove it, or set `recovery.memory_dir`", path.display());
+            let words =
+                format!("{} is no folder of this user; remove it, or set `recovery.memory_dir`", path.display());
             return Err(io::Error::new(ErrorKind::PermissionDenied, words));
         }
     }

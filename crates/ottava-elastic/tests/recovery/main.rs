@@ -170,7 +170,7 @@ fn lost_workers_do_not_hide_why_others_failed() {
 fn a_hub_without_its_quorum_ends_the_job() {
     let mut settings = job(2, 2, 6);
     settings.policy.quorum = 3;
-    for (lost, phase) in [(&[0][..], Phase::Run), (&[0, 1], Phase::Ended(5))] {
+    for (lost, phase) in [(&[0][..], Phase::Run), (&[2, 0], Phase::Ended(5))] {
         let mut world = World::new(&settings);
         make_moves(&mut world, &settings, |world| world.sealed() == Some(2));
         for host in lost {
@@ -179,6 +179,8 @@ fn a_hub_without_its_quorum_ends_the_job() {
         make_moves(&mut world, &settings, |world| !matches!(world.phase(), Some(Phase::Run)));
         make_moves(&mut world, &settings, |world| world.has_ended() || world.phase() == Some(Phase::Run));
         assert_eq!(world.phase(), Some(phase));
+        let is_short = world.reason == Some("fewer hosts are left than a new hub needs");
+        assert_eq!(is_short, phase == Phase::Ended(5), "{:?}", world.reason);
     }
 }
 

@@ -25,10 +25,10 @@ const WORKER: &str = "OTTAVA_WORKER";
 /// The exit code of a rank whose GPU has failed.
 const DEVICE: i32 = 8;
 
-/// The time limit for the other ranks of a host to end after one has failed by itself.
+/// The time limit for the other ranks of a host to end after one has failed by itself, for example while they write their last messages.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// The time for which ranks that lost other ranks wait for news of a host whose ranks failed by themselves.
+/// The time after which ranks that have lost another rank are killed. Until then, the rank that failed by itself, here or on another host, is known.
 const NEWS: Duration = Duration::from_secs(1);
 
 /// What a keeper tells a process that it starts as a rank.
@@ -239,9 +239,7 @@ impl Workers for HostWorkers {
         let own = ended.iter().map(|(_, status)| code(status)).find(|code| ![0, Keeper::LOST].contains(code));
         let end = match own {
             Some(code) if are_all || since > GRACE => WorkersEnd::Ended(code),
-            None if since > GRACE || are_all && (self.places == 1 || since > NEWS) => {
-                WorkersEnd::Lost(self.describe(*index, *status))
-            }
+            None if since > NEWS || are_all && self.places == 1 => WorkersEnd::Lost(self.describe(*index, *status)),
             _ => return None,
         };
         self.stop();
