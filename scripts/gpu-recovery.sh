@@ -13,7 +13,9 @@ out=$(realpath "$2")
 cd "$(dirname "$0")/.."
 deadline=$((SECONDS + ${LIMIT:-230}))
 work=$(mktemp -d)
-memory=$(mktemp -d "${MEMORY:-/dev/shm}/recovery-XXXXXX")
+# The memory folder of a container may be too small: then a folder on disk shows all but the cost of snapshots.
+[ "$(df -k --output=avail /dev/shm | tail -n 1)" -gt 2000000 ] && default=/dev/shm || default=$work
+memory=$(mktemp -d "${MEMORY:-$default}/recovery-XXXXXX")
 trap 'kill $(jobs -p) 2>/dev/null; wait 2>/dev/null; rm -rf "$work" "$memory"' EXIT
 export NCCL_SOCKET_IFNAME=lo NCCL_NVLS_ENABLE=0 NCCL_RAS_ENABLE=0 NCCL_DEBUG=WARN OTTAVA_SECRET=drill
 steps=${STEPS:-120}

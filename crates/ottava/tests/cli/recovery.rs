@@ -2,7 +2,7 @@
 
 use crate::kill::log;
 use crate::ranks::{children, children_of, lives, signal, train};
-use crate::setup::Run;
+use crate::setup::{Run, json};
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -372,6 +372,18 @@ fn losses_at_random_moments_change_no_bit() {
 /// Kills a process that may have ended already.
 fn try_kill(pid: u32) {
     let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).stderr(Stdio::null()).status().unwrap();
+}
+
+#[test]
+fn a_plan_counts_the_memory_of_snapshots() {
+    let run = Run::new();
+    let bytes = |more: &[&str]| {
+        let plan = json(&run.succeed(&[&["plan", "run.toml", "--json"][..], more].concat()));
+        ["recovery_bytes", "checkpoint_bytes"].map(|key| plan["memory"][key].as_u64().unwrap())
+    };
+    assert_eq!(bytes(&[])[0], 0);
+    let [memory, checkpoint] = bytes(&["--set", "recovery.snapshot_steps=5"]);
+    assert!(memory >= 4 * checkpoint && checkpoint > 0, "two snapshots and two copies: {memory}, {checkpoint}");
 }
 
 #[test]
