@@ -5,35 +5,10 @@ use crate::keeper::Keeper;
 use crate::message::{
     Epoch, HostId, Membership, Part, Report, Share, Source, Step, Stored, Term, ToHub, ToKeeper, Want,
 };
+use crate::policy::{Policy, Straggler};
+use crate::warning::Warning;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// What the hub does about a host that is slower than others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Straggler {
-    /// Name the host.
-    Warn,
-    /// Name the host, and give its place to a spare at the next sealed step.
-    Swap,
-}
-
-/// The settings of a hub.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Policy {
-    /// The numbers of hosts with which the job can run, the largest first. A job that must not shrink has one.
-    pub sizes: Vec<u32>,
-    /// The number of hosts that the launcher starts, spares included. A new hub waits for so many hosts.
-    pub hosts: u32,
-    /// The number of hosts that must be connected before an epoch is formed. The hub that replaces a lost one needs more than half of all hosts, so the
-    /// two halves of a divided network do not both train.
-    pub quorum: u32,
-    /// Whether hosts have snapshots in memory. If not, each epoch starts from a checkpoint on disk.
-    pub snapshots: bool,
-    /// What to do about a slow host.
-    pub straggler: Straggler,
-    /// The number of recoveries without a new snapshot that all places have sealed, and without a new checkpoint, after which the job ends.
-    pub most_recoveries: u32,
-}
 
 /// What the hub waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -79,21 +54,6 @@ pub enum HubEvent {
     Saved(Step),
 }
 
-/// What a hub reports to a person.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Warning {
-    /// A host is slower than the others.
-    Slow(HostId),
-    /// Hosts hang; the host that is behind, if it is known.
-    Stuck(Option<HostId>),
-    /// Both copies of some share are lost, so the job goes back to the checkpoint of this step.
-    CopiesLost(Step),
-    /// No spare came in time: the job goes on with fewer hosts.
-    Shrunk(u32),
-    /// The job cannot go on. The reason, as a sentence.
-    Ended(&'static str),
-}
-
 /// Something that the process of the hub must do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HubAction {
@@ -120,6 +80,8 @@ struct Host {
     is_silent: bool,
     /// The exit code of the workers of this epoch, if they ended by themselves.
     code: Option<u8>,
+    /// How often the host was the first to lose a worker since a snapshot was sealed by all or a checkpoint was complete.
+    losses: u32,
 }
 
 /// The state of a hub.
@@ -152,6 +114,9 @@ pub struct Hub {
     /// The number of epochs that were formed since a snapshot was sealed by all or a checkpoint was complete.
     recoveries: u32,
 }
+
+/// The number of lost workers, without a new snapshot or checkpoint, after which a spare host takes the place of a host.
+const MOST_LOSSES: u32 = 2;
 
 /// The bits of an epoch below the term of its hub. Epochs of different hubs are different, even if a hub knows nothing of an earlier one.
 const EPOCHS_OF_TERM: u32 = 32;
@@ -252,7 +217,8 @@ impl Hub {
             HubEvent::Stuck(_) => {}
             HubEvent::Saved(step) => {
                 if Some(step) > self.disk {
-                    (self.disk, self.recoveries) = (Some(step), 0);
+                    self.disk = Some(step);
+                    self.note_progress();
                 }
                 if !self.policy.snapshots {
                     self.improve(actions);
@@ -329,7 +295,10 @@ impl Hub {
             ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() && self.has_failed() => {
                 self.note_end(host, Keeper::LOST, actions);
             }
-            ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() => self.hold(actions),
+            ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() => {
+                self.hosts.get_mut(&host).into_iter().for_each(|host| host.losses += 1);
+                self.hold(actions);
+            }
             ToHub::Failed { epoch, want } if epoch == self.epoch && self.phase == Phase::Fill => {
                 self.failed.extend(want.map(|Want { stored, from }| (stored.share, from)));
                 self.hold(actions);
@@ -403,10 +372,17 @@ impl Hub {
         *sealed = step;
         self.unsealed -= 1;
         if self.unsealed == 0 {
-            (self.sealed_by_all, self.unsealed, self.recoveries) = (step, self.sealed.len(), 0);
+            (self.sealed_by_all, self.unsealed) = (step, self.sealed.len());
+            self.note_progress();
             self.send_members(&ToKeeper::Sealed { epoch: self.epoch, step }, actions);
             self.improve(actions);
         }
+    }
+
+    /// Notes that the job has got further: recoveries and lost workers count from here on.
+    fn note_progress(&mut self) {
+        self.recoveries = 0;
+        self.hosts.values_mut().for_each(|host| host.losses = 0);
     }
 
     /// Forms a new epoch at a step that loses no work, if it has more hosts or replaces a slow host.
@@ -565,9 +541,13 @@ impl Hub {
         reports.map(|(host, report)| (host, usable(host, report))).collect()
     }
 
-    /// Chooses `size` hosts. Hosts of the last epoch keep their places if the number of places stays the same. Slow hosts are the last choice.
+    /// Chooses `size` hosts. Hosts of the last epoch keep their places if the number of places stays the same. Slow hosts, and hosts that lost workers again
+    /// and again, are the last choice.
     fn choose_hosts(&self, size: u32, last: Option<&Membership>) -> Vec<HostId> {
-        let is_slow = |host: &HostId| self.hosts[host].is_slow && self.policy.straggler == Straggler::Swap;
+        let is_slow = |host: &HostId| {
+            let Host { is_slow, losses, .. } = self.hosts[host];
+            losses >= MOST_LOSSES || is_slow && self.policy.straggler == Straggler::Swap
+        };
         let old: Vec<HostId> = last.map_or(Vec::new(), |last| last.hosts.clone());
         let of_old: BTreeSet<HostId> = old.iter().copied().collect();
         let stays = old.iter().copied().filter(|host| self.hosts.contains_key(host));

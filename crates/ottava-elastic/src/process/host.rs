@@ -9,9 +9,9 @@ use super::transfer::Peers;
 use super::wire::{Credentials, Down, Roster, Up, send};
 use super::worker_link::{FromWorker, ToWorker, write_line};
 use super::workers::{Launch, Resume, Workers, WorkersEnd};
-use crate::hub::Policy;
 use crate::keeper::{Keeper, KeeperAction, KeeperEvent, Work};
 use crate::message::{Epoch, HostId, Part, Share, Source, Step, Stored, Term, ToKeeper, ToPeer, Want};
+use crate::policy::Policy;
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
@@ -111,7 +111,9 @@ fn listen(options: &KeeperOptions) -> io::Result<(TcpListener, IpAddr)> {
         }
     };
     if options.host == 0 {
-        return Ok((TcpListener::bind(address)?, address.ip()));
+        let wrong =
+            |error| io::Error::other(format!("host 0 cannot listen at {address}, the address of the job: {error}"));
+        return Ok((TcpListener::bind(address).map_err(wrong)?, address.ip()));
     }
     let any: SocketAddr = if address.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
     let socket = UdpSocket::bind(any)?;

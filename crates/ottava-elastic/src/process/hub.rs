@@ -2,8 +2,10 @@
 
 use super::events::Times;
 use super::wire::{Contact, Down, Roster, Up, receive, send};
-use crate::hub::{Hub, HubAction, HubEvent, Phase, Policy, Warning};
+use crate::hub::{Hub, HubAction, HubEvent, Phase};
 use crate::message::{Epoch, HostId, Membership, Step, Term, ToKeeper};
+use crate::policy::Policy;
+use crate::warning::Warning;
 use std::collections::BTreeMap;
 use std::io::BufReader;
 use std::net::{Shutdown, TcpStream};

@@ -167,6 +167,20 @@ fn lost_workers_do_not_hide_why_others_failed() {
 }
 
 #[test]
+fn a_spare_takes_the_place_of_a_host_that_loses_its_workers_again_and_again() {
+    let settings = job(2, 1, 6);
+    let mut world = World::new(&settings);
+    let hosts = |world: &World| world.hub.as_ref().and_then(|hub| Some(hub.members()?.hosts.clone()));
+    make_moves(&mut world, &settings, |world| world.sealed() == Some(2));
+    for expected in [[0, 1], [0, 2]] {
+        world.make(Move::Fault(Fault::Worker(1)), &settings).unwrap();
+        make_moves(&mut world, &settings, |world| world.phase() != Some(Phase::Run));
+        make_moves(&mut world, &settings, |world| world.phase() == Some(Phase::Run));
+        assert_eq!(hosts(&world), Some(expected.to_vec()));
+    }
+}
+
+#[test]
 fn a_hub_without_its_quorum_ends_the_job() {
     let mut settings = job(2, 2, 6);
     settings.policy.quorum = 3;
