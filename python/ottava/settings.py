@@ -719,6 +719,25 @@ class Parallel(Table):
 
 
 @dataclass
+class Recovery(Table):
+    """Snapshots in the memory of hosts, from which a job goes on after it has lost a rank or a host."""
+    snapshot_steps: Optional[int] = None
+    """Steps between two snapshots; 0 takes no snapshots, and the job ends if it loses a rank."""
+    spares: Optional[int] = None
+    """The number of hosts that the launcher starts beyond the hosts that train."""
+    memory_dir: Optional[str] = None
+    """Folder of a memory file system for the snapshots, on each host."""
+    max_recoveries: Optional[int] = None
+    """Number of recoveries without a new snapshot or checkpoint after which the job ends."""
+    silence_timeout: Optional[int] = None
+    """Seconds without any message from a host, not even a heartbeat, after which the host counts as lost."""
+    host_timeout: Optional[int] = None
+    """Seconds that the job waits for missing hosts, at its start and after a loss."""
+    start_timeout: Optional[int] = None
+    """Seconds within which hosts must fetch snapshots, and within which ranks must start and load their state."""
+
+
+@dataclass
 class Generation(Table):
     """Samples that are generated at the end of the run."""
     prompts: Optional[list[str]] = None
@@ -765,4 +784,5 @@ class Run(Table):
     debug: Optional[Debug] = None
     memory: Optional[Memory] = None
     parallel: Optional[Parallel] = None
+    recovery: Optional[Recovery] = None
     generation: Optional[Generation] = None

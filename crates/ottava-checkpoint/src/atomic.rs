@@ -57,9 +57,14 @@ pub struct CheckpointWriter<'a> {
 impl<'a> CheckpointWriter<'a> {
     /// Begins the checkpoint of `step` in the run's `folder`, and removes the leftovers of killed processes.
     pub fn begin(fs: &'a dyn Fs, folder: &Path, step: u64) -> Result<CheckpointWriter<'a>> {
-        let temporary = folder.join(format!("{TEMPORARY}{step}"));
+        let temporary = CheckpointWriter::temporary(folder, step);
         remove_leftovers(fs, folder)?;
         CheckpointWriter::begin_at(fs, folder.join(name(step)), temporary, step)
+    }
+
+    /// Returns the path at which the checkpoint of `step` in `folder` is written until it is complete.
+    pub fn temporary(folder: &Path, step: u64) -> PathBuf {
+        folder.join(format!("{TEMPORARY}{step}"))
     }
 
     /// Begins a plain model folder at `path`. [`CheckpointWriter::finish_folder`] finishes it.

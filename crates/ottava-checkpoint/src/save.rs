@@ -49,6 +49,8 @@ pub struct Saver {
     keep: usize,
     /// The step of the best checkpoint, which is never deleted.
     best: Option<u64>,
+    /// Which processes complete a checkpoint.
+    completes: Completes,
     /// Whether training continues while files are written.
     is_async: bool,
     /// The host memory for copies of tensors; `None` without such memory, or while a save uses it.
@@ -56,12 +58,22 @@ pub struct Saver {
     in_flight: Option<InFlight>,
 }
 
+/// The processes that list the files of all ranks, write the manifest and rename the folder.
+#[derive(Clone, Copy, PartialEq)]
+enum Completes {
+    /// The leading rank, in a folder that all ranks share.
+    LeadingRank,
+    /// One rank of each host, in a folder that the ranks of a host share. The value says whether this rank is one of them. The manifest lists the files
+    /// of all hosts, so a folder with the files of all hosts is a checkpoint.
+    RankOfHost(bool),
+}
+
 /// A save in progress.
 struct InFlight {
     step: u64,
     began: Instant,
     paused: Duration,
-    /// The fields of the manifest that this run adds.
+    /// The fields of the manifest that this run adds, from the leading rank.
     progress: Value,
     /// A flag that asks the thread to stop, because the save will not be completed.
     stop: Arc<AtomicBool>,
@@ -133,7 +145,24 @@ impl<T: Send + 'static> Task<T> {
 impl Saver {
     /// Makes a saver that saves into `folder` and keeps the `keep` newest checkpoints (0 keeps all). Training is paused during a save.
     pub fn new(folder: PathBuf, keep: usize) -> Saver {
-        Saver { fs: &RealFs, folder, keep, best: None, is_async: false, snapshot: None, in_flight: None }
+        let completes = Completes::LeadingRank;
+        Saver { fs: &RealFs, folder, keep, best: None, completes, is_async: false, snapshot: None, in_flight: None }
+    }
+
+    /// Makes a saver of checkpoints that hosts divide: each host has the files that its ranks write, in its own `folder`. `leads_host` is true on one
+    /// rank of each host, the leading rank among them. All checkpoints are kept.
+    pub fn of_host(folder: PathBuf, leads_host: bool) -> Saver {
+        let mut saver = Saver::new(folder, 0);
+        saver.completes = Completes::RankOfHost(leads_host);
+        saver
+    }
+
+    /// Returns whether this rank completes checkpoints.
+    fn completes(&self, ranks: &Ranks) -> bool {
+        match self.completes {
+            Completes::LeadingRank => ranks.leads(),
+            Completes::RankOfHost(leads_host) => leads_host,
+        }
     }
 
     /// Allocates `bytes` of host memory for copies of tensors, so that files are written while training continues.
@@ -175,19 +204,23 @@ impl Saver {
         let before = self.complete(ranks)?;
         let began = Instant::now();
         let begin = || -> Result<_> {
-            let logs = prepare()?;
+            let logs = if ranks.leads() { prepare()? } else { Vec::new() };
             let mut writer = CheckpointWriter::begin(self.fs, &self.folder, step)?;
             writer.subfolder(FOLDER)?;
             Ok((writer, logs))
         };
-        let (begun, path) = match ranks.leads().then(begin).transpose() {
+        let (begun, mine) = match self.completes(ranks).then(begin).transpose() {
             Ok(begun) => {
                 let path = begun.as_ref().map_or(PathBuf::new(), |(writer, _)| writer.path().to_path_buf());
-                (begun, Ok(path))
+                (begun, Ok((path, ranks.leads().then(|| json!(progress)))))
             }
             Err(error) => (None, Err(error)),
         };
-        let path = ranks.all("begin of a checkpoint", path)?.swap_remove(0);
+        let (shared, fields) = ranks.all("begin of a checkpoint", mine)?.swap_remove(0);
+        let path = match self.completes {
+            Completes::LeadingRank => shared,
+            Completes::RankOfHost(_) => CheckpointWriter::temporary(&self.folder, step),
+        };
         let files = if ranks.leads() { template.files(model) } else { Vec::new() };
         let (mut contents, mut live) = Contents::new(model, optimizer, partition)?;
         contents.carry(template.carried())?;
@@ -224,8 +257,14 @@ impl Saver {
             },
         };
         let paused = pauses.elapsed();
-        self.in_flight =
-            Some(InFlight { step, began, paused, progress: json!(progress), stop, stage: Stage::Files(task) });
+        self.in_flight = Some(InFlight {
+            step,
+            began,
+            paused,
+            progress: fields.unwrap_or_default(),
+            stop,
+            stage: Stage::Files(task),
+        });
         Ok(before)
     }
 
@@ -245,7 +284,7 @@ impl Saver {
     }
 
     /// Advances the save in progress if no rank is busy. `states` has the state of each of `ranks`. When the checkpoint is complete, returns it on
-    /// the leading rank.
+    /// the ranks that complete checkpoints.
     ///
     /// Errors on all ranks if a rank has failed.
     pub fn advance(&mut self, ranks: &Ranks, states: impl Iterator<Item = f64>) -> Result<Option<Saved>> {
@@ -258,8 +297,8 @@ impl Saver {
         self.next_stage(ranks)
     }
 
-    /// Waits until the save in progress is complete, and returns its checkpoint on the leading rank. All ranks call it together. Returns `None` if no
-    /// save is in progress.
+    /// Waits until the save in progress is complete, and returns its checkpoint on the ranks that complete checkpoints. All ranks call it together.
+    /// Returns `None` if no save is in progress.
     ///
     /// Errors on all ranks if a rank has failed.
     pub fn finish(&mut self, ranks: &Ranks) -> Result<Option<Saved>> {
@@ -307,7 +346,7 @@ impl Saver {
                     }
                     Ok(Some(path))
                 };
-                let task = match ranks.leads() {
+                let task = match self.completes(ranks) {
                     true => Task::run(self.is_async, complete),
                     false => Task::done(Ok(None)),
                 };
@@ -315,9 +354,13 @@ impl Saver {
                 Ok(None)
             }
             Stage::End(task) => {
-                let path = ranks.all("end of a checkpoint", task.wait())?.swap_remove(0);
+                let (path, ended) = match task.wait() {
+                    Ok(path) => (path, Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                ranks.all("end of a checkpoint", ended)?;
                 let took = began.elapsed();
-                Ok(path.filter(|_| ranks.leads()).map(|path| Saved { step, path, paused, took }))
+                Ok(path.map(|path| Saved { step, path, paused, took }))
             }
         }
     }

@@ -5,32 +5,10 @@ use crate::keeper::Keeper;
 use crate::message::{
     Epoch, HostId, Membership, Part, Report, Share, Source, Step, Stored, Term, ToHub, ToKeeper, Want,
 };
+use crate::policy::{Policy, Straggler};
+use crate::warning::Warning;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-
-/// What the hub does about a host that is slower than others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Straggler {
-    /// Name the host.
-    Warn,
-    /// Name the host, and give its place to a spare at the next sealed step.
-    Swap,
-}
-
-/// The settings of a hub.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Policy {
-    /// The numbers of hosts with which the job can run, the largest first. A job that must not shrink has one.
-    pub sizes: Vec<u32>,
-    /// The number of hosts that the launcher starts, spares included. A new hub waits for so many hosts.
-    pub hosts: u32,
-    /// Whether hosts have snapshots in memory. If not, each epoch starts from a checkpoint on disk.
-    pub snapshots: bool,
-    /// What to do about a slow host.
-    pub straggler: Straggler,
-    /// The number of recoveries without a new snapshot that all places have sealed, and without a new checkpoint, after which the job ends.
-    pub most_recoveries: u32,
-}
 
 /// What the hub waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,21 +54,6 @@ pub enum HubEvent {
     Saved(Step),
 }
 
-/// What a hub reports to a person.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Warning {
-    /// A host is slower than the others.
-    Slow(HostId),
-    /// Hosts hang; the host that is behind, if it is known.
-    Stuck(Option<HostId>),
-    /// Both copies of some share are lost, so the job goes back to the checkpoint of this step.
-    CopiesLost(Step),
-    /// No spare came in time: the job goes on with fewer hosts.
-    Shrunk(u32),
-    /// The job cannot go on. The reason, as a sentence.
-    Ended(&'static str),
-}
-
 /// Something that the process of the hub must do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum HubAction {
@@ -117,6 +80,8 @@ struct Host {
     is_silent: bool,
     /// The exit code of the workers of this epoch, if they ended by themselves.
     code: Option<u8>,
+    /// How often the host was the first to lose a worker since a snapshot was sealed by all or a checkpoint was complete.
+    losses: u32,
 }
 
 /// The state of a hub.
@@ -149,6 +114,9 @@ pub struct Hub {
     /// The number of epochs that were formed since a snapshot was sealed by all or a checkpoint was complete.
     recoveries: u32,
 }
+
+/// The number of lost workers, without a new snapshot or checkpoint, after which a spare host takes the place of a host.
+const MOST_LOSSES: u32 = 2;
 
 /// The bits of an epoch below the term of its hub. Epochs of different hubs are different, even if a hub knows nothing of an earlier one.
 const EPOCHS_OF_TERM: u32 = 32;
@@ -249,7 +217,8 @@ impl Hub {
             HubEvent::Stuck(_) => {}
             HubEvent::Saved(step) => {
                 if Some(step) > self.disk {
-                    (self.disk, self.recoveries) = (Some(step), 0);
+                    self.disk = Some(step);
+                    self.note_progress();
                 }
                 if !self.policy.snapshots {
                     self.improve(actions);
@@ -322,7 +291,14 @@ impl Hub {
                 }
             }
             ToHub::Sealed { epoch, step } if epoch == self.epoch && self.works() => self.seal(host, step, actions),
-            ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() => self.hold(actions),
+            // Workers of other hosts are lost as well after the workers of a host have failed by themselves.
+            ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() && self.has_failed() => {
+                self.note_end(host, Keeper::LOST, actions);
+            }
+            ToHub::WorkerLost { epoch } if epoch == self.epoch && self.works() => {
+                self.hosts.get_mut(&host).into_iter().for_each(|host| host.losses += 1);
+                self.hold(actions);
+            }
             ToHub::Failed { epoch, want } if epoch == self.epoch && self.phase == Phase::Fill => {
                 self.failed.extend(want.map(|Want { stored, from }| (stored.share, from)));
                 self.hold(actions);
@@ -341,14 +317,21 @@ impl Hub {
         }
     }
 
-    /// Ends the job after the workers of all members have ended by themselves, with the first code that is not 0.
+    /// Whether the workers of a member failed by themselves.
+    fn has_failed(&self) -> bool {
+        self.hosts.values().any(|host| host.place.is_some() && host.code.is_some_and(|code| code != 0))
+    }
+
+    /// Ends the job after the workers of all members have ended by themselves. The code is the first one that says more than that ranks were lost, else the
+    /// first one that is not 0.
     fn note_end(&mut self, host: HostId, code: u8, actions: &mut Vec<HubAction>) {
         if let Some(known) = self.hosts.get_mut(&host).filter(|host| host.place.is_some()) {
             known.code = Some(code);
         }
         let members = self.hosts.values().filter(|host| host.place.is_some());
         if let Some(codes) = members.map(|host| host.code).collect::<Option<Vec<u8>>>() {
-            self.end(codes.into_iter().find(|code| *code != 0).unwrap_or(0), actions);
+            let own = codes.iter().find(|code| ![0, Keeper::LOST].contains(code));
+            self.end(own.or(codes.iter().find(|code| **code != 0)).copied().unwrap_or(0), actions);
         }
     }
 
@@ -389,10 +372,17 @@ impl Hub {
         *sealed = step;
         self.unsealed -= 1;
         if self.unsealed == 0 {
-            (self.sealed_by_all, self.unsealed, self.recoveries) = (step, self.sealed.len(), 0);
+            (self.sealed_by_all, self.unsealed) = (step, self.sealed.len());
+            self.note_progress();
             self.send_members(&ToKeeper::Sealed { epoch: self.epoch, step }, actions);
             self.improve(actions);
         }
+    }
+
+    /// Notes that the job has got further: recoveries and lost workers count from here on.
+    fn note_progress(&mut self) {
+        self.recoveries = 0;
+        self.hosts.values_mut().for_each(|host| host.losses = 0);
     }
 
     /// Forms a new epoch at a step that loses no work, if it has more hosts or replaces a slow host.
@@ -490,8 +480,12 @@ impl Hub {
         let last = reported.chain(self.members.clone()).max_by_key(|members| members.epoch);
         let before = last.as_ref().map_or(self.policy.sizes[0], |last| last.places());
         let size = self.size_for(self.hosts.len());
-        if size < Some(before) && !self.waited {
+        let has_quorum = self.hosts.len() >= self.policy.quorum as usize;
+        if (size < Some(before) || !has_quorum) && !self.waited {
             return;
+        }
+        if !has_quorum {
+            return self.fail("fewer hosts are left than a new hub needs", actions);
         }
         let Some(size) = size else { return self.fail("fewer hosts are left than the job needs", actions) };
         let is_here = |last: &Arc<Membership>| last.hosts.iter().any(|host| self.hosts.contains_key(host));
@@ -527,12 +521,13 @@ impl Hub {
             self.hosts.entry(*host).or_default().place = Some(place);
         }
         self.await_members(Phase::Fill);
+        let all = Arc::new(common.as_ref().map_or(Vec::new(), CommonStep::all));
         for (place, host) in (0..).zip(&members.hosts) {
             let (source, wants) = match &common {
                 Some(common) => (Source::Memory, common.wants(&members, place)),
                 None => (Source::Disk, Vec::new()),
             };
-            let part = Part { members: Arc::clone(&members), place, source, wants };
+            let part = Part { members: Arc::clone(&members), place, source, wants, all: Arc::clone(&all) };
             actions.push(HubAction::Send(*host, ToKeeper::Fill(part)));
         }
     }
@@ -546,9 +541,13 @@ impl Hub {
         reports.map(|(host, report)| (host, usable(host, report))).collect()
     }
 
-    /// Chooses `size` hosts. Hosts of the last epoch keep their places if the number of places stays the same. Slow hosts are the last choice.
+    /// Chooses `size` hosts. Hosts of the last epoch keep their places if the number of places stays the same. Slow hosts, and hosts that lost workers again
+    /// and again, are the last choice.
     fn choose_hosts(&self, size: u32, last: Option<&Membership>) -> Vec<HostId> {
-        let is_slow = |host: &HostId| self.hosts[host].is_slow && self.policy.straggler == Straggler::Swap;
+        let is_slow = |host: &HostId| {
+            let Host { is_slow, losses, .. } = self.hosts[host];
+            losses >= MOST_LOSSES || is_slow && self.policy.straggler == Straggler::Swap
+        };
         let old: Vec<HostId> = last.map_or(Vec::new(), |last| last.hosts.clone());
         let of_old: BTreeSet<HostId> = old.iter().copied().collect();
         let stays = old.iter().copied().filter(|host| self.hosts.contains_key(host));

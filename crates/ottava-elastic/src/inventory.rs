@@ -68,6 +68,12 @@ impl CommonStep {
         old.into_iter().map(want).collect()
     }
 
+    /// Returns a share of each place, from a host that has it.
+    pub fn all(&self) -> Vec<Want> {
+        let want = |Held { stored, hosts }: &Held| Want { stored: *stored, from: hosts[0] };
+        self.shares.iter().map(want).collect()
+    }
+
     /// Returns the places of the snapshot that overlap with `place` of `places`.
     fn overlapping(&self, place: u32, places: u32) -> std::ops::Range<usize> {
         let (place, places, old) = (u64::from(place), u64::from(places), self.shares.len() as u64);

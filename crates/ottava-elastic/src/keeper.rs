@@ -55,6 +55,13 @@ pub enum KeeperEvent {
         /// The step.
         step: Step,
     },
+    /// The bytes of a new snapshot of this place are about to be written to the memory of the host.
+    Begun {
+        /// The epoch of the workers.
+        epoch: Epoch,
+        /// The place.
+        place: u32,
+    },
     /// The workers wrote a snapshot of their slices to the memory of the host.
     Snapshot {
         /// The epoch of the workers.
@@ -138,6 +145,11 @@ impl Keeper {
         Keeper { host, term: 0, epoch: 0, part: None, work: Work::Stopped, reached: 0, sealed: 0, memory: Vec::new() }
     }
 
+    /// Returns the keeper of a host that has just started, with shares that an earlier keeper of this host has left in its memory.
+    pub fn with_memory(host: HostId, memory: Vec<Stored>) -> Keeper {
+        Keeper { memory, ..Keeper::new(host) }
+    }
+
     /// Returns what the workers do.
     pub fn work(&self) -> Work {
         self.work
@@ -202,6 +214,10 @@ impl Keeper {
                 self.reached = step;
                 vec![KeeperAction::Send(ToHub::Beat { epoch, step })]
             }
+            KeeperEvent::Begun { epoch, place } if self.is_running(epoch) => {
+                self.generations(place);
+                Vec::new()
+            }
             KeeperEvent::Snapshot { epoch, step, digest } if self.is_running(epoch) => self.snapshot(step, digest),
             KeeperEvent::WorkerLost { epoch } if self.is_running(epoch) => {
                 self.stop_then(KeeperAction::Send(ToHub::WorkerLost { epoch }))
@@ -211,6 +227,7 @@ impl Keeper {
             }
             // Workers of an earlier epoch may have reported before they were stopped.
             KeeperEvent::Stepped { .. }
+            | KeeperEvent::Begun { .. }
             | KeeperEvent::Snapshot { .. }
             | KeeperEvent::WorkerLost { .. }
             | KeeperEvent::WorkersEnded { .. } => Vec::new(),
@@ -338,7 +355,7 @@ mod tests {
     fn running(epoch: Epoch) -> Keeper {
         let mut keeper = Keeper::new(0);
         let members = Arc::new(Membership { epoch, hosts: vec![0], step: 0 });
-        let part = Part { members, place: 0, source: Source::Disk, wants: Vec::new() };
+        let part = Part { members, place: 0, source: Source::Disk, wants: Vec::new(), all: Arc::default() };
         keeper.on(KeeperEvent::Connected { term: 1 });
         for message in [ToKeeper::Hold { epoch }, ToKeeper::Fill(part)] {
             keeper.on(KeeperEvent::FromHub { term: 1, message });

@@ -26,11 +26,16 @@ mod hub;
 mod inventory;
 mod keeper;
 mod message;
+mod policy;
+pub mod process;
 pub mod simulate;
+mod warning;
 
-pub use hub::{Hub, HubAction, HubEvent, Phase, Policy, Straggler, Warning};
+pub use hub::{Hub, HubAction, HubEvent, Phase};
 pub use inventory::CommonStep;
 pub use keeper::{Keeper, KeeperAction, KeeperEvent, Work};
 pub use message::{
     Digest, Epoch, HostId, Membership, Part, Report, Share, Source, Step, Stored, Term, ToHub, ToKeeper, ToPeer, Want,
 };
+pub use policy::{Policy, Straggler};
+pub use warning::Warning;

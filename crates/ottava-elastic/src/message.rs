@@ -1,5 +1,6 @@
 //! What the hub and the keepers say to each other.
 
+use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 /// The number of a host, given by the launcher.
@@ -18,7 +19,7 @@ pub type Digest = u64;
 pub type Term = u64;
 
 /// The hosts that work in an epoch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Membership {
     /// The epoch.
     pub epoch: Epoch,
@@ -46,7 +47,7 @@ impl Membership {
 }
 
 /// The snapshot of the slices of the ranks of one place after a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Share {
     /// The step.
     pub step: Step,
@@ -59,7 +60,7 @@ pub struct Share {
 }
 
 /// A share in the memory of a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Stored {
     /// The share.
     pub share: Share,
@@ -68,7 +69,7 @@ pub struct Stored {
 }
 
 /// A share that a host needs in a new epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Want {
     /// The share, and the digest that its bytes must have.
     pub stored: Stored,
@@ -77,7 +78,7 @@ pub struct Want {
 }
 
 /// Where the state of a new epoch comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Source {
     /// Snapshots in the memory of hosts.
     Memory,
@@ -86,9 +87,10 @@ pub enum Source {
 }
 
 /// The part of a host in a new epoch.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Part {
     /// The hosts of the epoch.
+    #[serde(with = "shared")]
     pub members: Arc<Membership>,
     /// The place of the host that receives this.
     pub place: u32,
@@ -96,10 +98,14 @@ pub struct Part {
     pub source: Source,
     /// The shares that the host needs, for its place and for the place whose copies it stores. Empty with [`Source::Disk`].
     pub wants: Vec<Want>,
+    /// A share of each place of the snapshot, the same for all hosts. Workers read them all before their first step, since each rank reads weights that
+    /// other ranks wrote.
+    #[serde(with = "shared")]
+    pub all: Arc<Vec<Want>>,
 }
 
 /// A message of the hub to a keeper. The connection adds the term of the hub.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ToKeeper {
     /// Stop the workers of all earlier epochs, and report.
     Hold {
@@ -128,11 +134,12 @@ pub enum ToKeeper {
 }
 
 /// What a keeper knows, in answer to [`ToKeeper::Hold`] or on joining.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Report {
     /// The highest epoch that a hub announced to this keeper.
     pub epoch: Epoch,
     /// The newest epoch in which the host had a part.
+    #[serde(with = "shared_option")]
     pub members: Option<Arc<Membership>>,
     /// The last step that its workers completed.
     pub reached: Step,
@@ -141,7 +148,7 @@ pub struct Report {
 }
 
 /// A message of a keeper to the hub.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ToHub {
     /// The workers are stopped. The first message of a connection is a report.
     Report(Report),
@@ -191,7 +198,7 @@ pub enum ToHub {
 }
 
 /// A message between keepers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum ToPeer {
     /// Store a copy of this share.
     Copy {
@@ -207,4 +214,34 @@ pub enum ToPeer {
         /// The share with its digest.
         stored: Stored,
     },
+}
+
+/// Writes a shared value as a plain one.
+mod shared {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub fn serialize<T: Serialize, S: Serializer>(value: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.as_ref().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<T>, D::Error> {
+        T::deserialize(deserializer).map(Arc::new)
+    }
+}
+
+/// Writes a shared value as a plain one, if there is one.
+mod shared_option {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use std::sync::Arc;
+
+    pub fn serialize<T: Serialize, S: Serializer>(value: &Option<Arc<T>>, serializer: S) -> Result<S::Ok, S::Error> {
+        value.as_deref().serialize(serializer)
+    }
+
+    pub fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<T>>, D::Error> {
+        Ok(Option::<T>::deserialize(deserializer)?.map(Arc::new))
+    }
 }

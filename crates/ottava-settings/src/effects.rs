@@ -34,6 +34,7 @@ const EFFECTS: &[Effect] = &[
         |run| run.data.packing == Packing::Wrapped,
         "with packing `wrapped`, which cuts documents at the ends of rows",
     ),
+    unread(OF_RECOVERY, |run| !run.recovery.is_on(), "while `recovery.snapshot_steps` is 0"),
     unread(OF_PIPELINE, |run| run.parallel.pipeline == 1, "with `parallel.pipeline` = 1"),
     unread(
         &["data.val_set_size"],
@@ -258,6 +259,15 @@ const OF_VALUES: &[&str] = &[
     "reinforcement.advantage.lambda",
     "reinforcement.loss.vf_coef",
     "reinforcement.loss.cliprange_value",
+];
+
+const OF_RECOVERY: &[&str] = &[
+    "recovery.spares",
+    "recovery.memory_dir",
+    "recovery.max_recoveries",
+    "recovery.silence_timeout",
+    "recovery.host_timeout",
+    "recovery.start_timeout",
 ];
 
 const OF_PIPELINE: &[&str] = &["parallel.pipeline_schedule", "parallel.pipeline_stages"];

@@ -58,6 +58,7 @@ impl RunConfig {
         self.check_generation(&mut problems);
         self.check_checkpoints(&mut problems);
         self.check_logging(&mut problems);
+        problems.0.extend(self.recovery_problems());
         problems.0
     }
 

@@ -36,6 +36,7 @@ impl RunConfig {
             "memory.offload_parameters",
             "memory.offload_residuals",
             "parallel",
+            "recovery",
         ];
         // An optimizer cannot use the states of another optimizer.
         const FIXED: &[&str] = &["optimizer.name"];

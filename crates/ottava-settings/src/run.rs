@@ -14,6 +14,7 @@ use crate::objective::{
 use crate::optimizer::OptimizerConfig;
 use crate::parallel::ParallelConfig;
 use crate::paths::flatten;
+use crate::recovery::RecoveryConfig;
 use crate::router::RouterConfig;
 use crate::sentinel::SentinelConfig;
 use crate::tokenizer::TokenizerConfig;
@@ -90,6 +91,8 @@ pub struct RunConfig {
     pub memory: MemoryConfig,
     /// The division of work and memory among ranks.
     pub parallel: ParallelConfig,
+    /// Snapshots in the memory of hosts, from which a job goes on after it has lost a rank or a host.
+    pub recovery: RecoveryConfig,
     /// Samples that are generated at the end of the run.
     pub generation: GenerationConfig,
 }
@@ -183,6 +186,7 @@ impl Default for RunConfig {
             debug: DebugConfig::default(),
             memory: MemoryConfig::default(),
             parallel: ParallelConfig::default(),
+            recovery: RecoveryConfig::default(),
             generation: GenerationConfig::default(),
         }
     }

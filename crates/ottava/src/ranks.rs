@@ -1,13 +1,16 @@
 //! The ranks of a job: processes that a launcher or this process has started.
 
+mod build;
+mod keeper;
 mod own;
 mod processes;
 
 use crate::device::{self, Local};
 use crate::output::log_to;
+use build::identity_of_program;
 use clap::Args;
-use object::{Object, ReadCache};
-use ottava_common::hash::{hex, sha256, sha256_file};
+pub use keeper::{Worker, keep};
+use ottava_common::hash::{hex, sha256};
 use ottava_common::launch::{OWN, OWN_PARENT, Place, tasks_of_batch_script};
 use ottava_common::{Error, Result, interrupt};
 use ottava_settings::{DeviceChoice, RunConfig};
@@ -16,7 +19,6 @@ use ottava_tensor::comm::process::{self, Rendezvous, Supervisor};
 use ottava_tensor::cuda::CudaDevice;
 use own::{SECRET, open_log};
 pub use processes::Processes;
-use std::fs::File;
 use std::net::TcpListener;
 use std::os::unix::process::parent_id;
 use std::path::Path;
@@ -138,6 +140,8 @@ impl Role {
 fn join_launched(place: Place, config: &RunConfig, logs: Option<&Path>) -> Result<Job> {
     let Place { launcher, rank, size, local_rank, address } = place;
     let is_own = launcher == OWN;
+    // Ranks of a keeper are numbered over several hosts.
+    let local_rank = Worker::of_this_process()?.map_or(local_rank, |worker| worker.local_rank);
     if is_own {
         process::wake_with_parent();
     }
@@ -196,19 +200,9 @@ fn rendezvous(
     Ok(Rendezvous { rank, size, address, secret: secret.into_bytes(), identity, limits, supervisor })
 }
 
-/// Returns the build ID of this program, which differs between builds. Linkers write it as a hash of what they link (`man ld`, `--build-id`). If there is
-/// no build ID, returns the SHA-256 of the file, which takes longer to compute.
-fn identity_of_program() -> Result<String> {
-    let path = Path::new("/proc/self/exe");
-    let file = ReadCache::new(File::open(path).map_err(Error::io(path))?);
-    let build_id = object::File::parse(&file).and_then(|program| Ok(program.build_id()?.map(hex)));
-    // A parse error means that the file is no ELF file, so it has no build ID.
-    build_id.ok().flatten().map_or_else(|| Ok(sha256_file(path)?.1), Ok)
-}
-
 /// A rank that another process has started.
 struct Child {
-    /// The process ID of rank 0, if rank 0 of this program has started this process.
+    /// The process ID of rank 0 or of the keeper, if this program has started this process.
     parent: Option<u32>,
 }
 
@@ -216,7 +210,7 @@ impl Supervisor for Child {
     fn check(&self) -> Result<(), String> {
         match self.parent {
             Some(parent) if parent != parent_id() => {
-                Err(format!("rank 0 (pid {parent}), which started this process, has ended"))
+                Err(format!("the process {parent}, which started this process, has ended"))
             }
             _ => Ok(()),
         }

@@ -2,9 +2,10 @@
 
 use super::job::{Event, Job};
 use super::training::{Training, digest, rounds, save_steps, snapshot_steps};
-use crate::hub::{HubEvent, Straggler};
+use crate::hub::HubEvent;
 use crate::keeper::KeeperEvent;
 use crate::message::{HostId, Membership, Step};
+use crate::policy::Straggler;
 use std::sync::Arc;
 
 impl Job<'_> {

@@ -4,9 +4,11 @@ use super::clock::{Clock, Random};
 use super::inputs::{DAY, Inputs, Scope};
 use super::outcome::Outcome;
 use super::training::Training;
-use crate::hub::{Hub, HubAction, HubEvent, Phase, Policy, Warning};
+use crate::hub::{Hub, HubAction, HubEvent, Phase};
 use crate::keeper::{Keeper, KeeperAction, KeeperEvent, Work};
 use crate::message::{Epoch, HostId, Part, Source, Step, Term};
+use crate::policy::Policy;
+use crate::warning::Warning;
 use std::collections::VecDeque;
 
 /// Runs the job of `inputs` with random numbers of `seed`.
@@ -169,6 +171,7 @@ impl<'a> Job<'a> {
         let policy = Policy {
             sizes: (smallest..=hosts).rev().collect(),
             hosts: living,
+            quorum: 0,
             snapshots: self.inputs.snapshots.is_some(),
             straggler: policy,
             most_recoveries: MOST_RECOVERIES,

@@ -12,8 +12,14 @@ use world::World;
 /// Returns a job of `places` hosts and `spares`.
 fn job(places: u32, spares: u32, last: Step) -> Settings {
     let hosts = places + spares;
-    let policy =
-        Policy { sizes: vec![places], hosts, snapshots: true, straggler: Straggler::Warn, most_recoveries: 12 };
+    let policy = Policy {
+        sizes: vec![places],
+        hosts,
+        quorum: 0,
+        snapshots: true,
+        straggler: Straggler::Warn,
+        most_recoveries: 12,
+    };
     Settings { policy, interval: 1, save_steps: 1000, last }
 }
 
@@ -147,6 +153,51 @@ fn a_job_ends_with_the_code_of_its_workers() {
     }
 }
 
+/// If the workers of a host fail, the workers of the other hosts lose them.
+#[test]
+fn lost_workers_do_not_hide_why_others_failed() {
+    let settings = job(2, 1, 6);
+    let mut world = World::new(&settings);
+    make_moves(&mut world, &settings, |world| world.sealed() == Some(2));
+    world.end_workers(0, 4);
+    make_moves(&mut world, &settings, |world| !world.waits());
+    world.make(Move::Fault(Fault::Worker(1)), &settings).unwrap();
+    make_moves(&mut world, &settings, |world| world.phase() != Some(Phase::Run));
+    assert_eq!(world.phase(), Some(Phase::Ended(4)));
+}
+
+#[test]
+fn a_spare_takes_the_place_of_a_host_that_loses_its_workers_again_and_again() {
+    let settings = job(2, 1, 6);
+    let mut world = World::new(&settings);
+    let hosts = |world: &World| world.hub.as_ref().and_then(|hub| Some(hub.members()?.hosts.clone()));
+    make_moves(&mut world, &settings, |world| world.sealed() == Some(2));
+    for expected in [[0, 1], [0, 2]] {
+        world.make(Move::Fault(Fault::Worker(1)), &settings).unwrap();
+        make_moves(&mut world, &settings, |world| world.phase() != Some(Phase::Run));
+        make_moves(&mut world, &settings, |world| world.phase() == Some(Phase::Run));
+        assert_eq!(hosts(&world), Some(expected.to_vec()));
+    }
+}
+
+#[test]
+fn a_hub_without_its_quorum_ends_the_job() {
+    let mut settings = job(2, 2, 6);
+    settings.policy.quorum = 3;
+    for (lost, phase) in [(&[0][..], Phase::Run), (&[2, 0], Phase::Ended(5))] {
+        let mut world = World::new(&settings);
+        make_moves(&mut world, &settings, |world| world.sealed() == Some(2));
+        for host in lost {
+            world.make(Move::Fault(Fault::Host(*host, false)), &settings).unwrap();
+        }
+        make_moves(&mut world, &settings, |world| !matches!(world.phase(), Some(Phase::Run)));
+        make_moves(&mut world, &settings, |world| world.has_ended() || world.phase() == Some(Phase::Run));
+        assert_eq!(world.phase(), Some(phase));
+        let is_short = world.reason == Some("fewer hosts are left than a new hub needs");
+        assert_eq!(is_short, phase == Phase::Ended(5), "{:?}", world.reason);
+    }
+}
+
 /// A generator of reproducible random numbers.
 struct Random(u64);
 
@@ -201,8 +252,14 @@ fn run(seed: u64, met: &mut Met) {
     let (places, spares) = (1 + random.below(5) as u32, random.below(4) as u32);
     let sizes = if random.below(2) == 0 { vec![places] } else { (1..=places).rev().collect() };
     let straggler = random.of(&[Straggler::Warn, Straggler::Swap]);
-    let policy =
-        Policy { sizes, hosts: places + spares, snapshots: random.below(8) > 0, straggler, most_recoveries: 100 };
+    let policy = Policy {
+        sizes,
+        hosts: places + spares,
+        quorum: 0,
+        snapshots: random.below(8) > 0,
+        straggler,
+        most_recoveries: 100,
+    };
     let settings =
         Settings { policy, interval: 1 + random.below(3) as Step, save_steps: 4 + random.below(8) as Step, last: 20 };
     let mut world = World::new(&settings);

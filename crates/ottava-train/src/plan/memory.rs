@@ -51,6 +51,8 @@ pub struct MemoryPlan {
     pub host_available_bytes: Option<u64>,
     /// The bytes of host memory for the snapshot of a checkpoint; 0 without `checkpoint.async_save`.
     pub snapshot_bytes: u64,
+    /// The bytes of memory files of a host with `recovery.snapshot_steps`: two snapshots of its ranks, and two of the ranks of another host; else 0.
+    pub recovery_bytes: u64,
     /// The bytes of the tensors of a checkpoint, written by all ranks.
     pub checkpoint_bytes: u64,
     /// Whether the host has memory for the snapshots of all its ranks.
@@ -115,6 +117,7 @@ impl MemoryPlan {
         let [own, others, all] = saved.snapshot;
         let of_checkpoint = if config.run.checkpoint.save_only_model { saved.model[2] } else { all };
         let snapshots = own + (of_node - 1) * others;
+        let recovers = config.run.recovery.is_on();
         let room = match device {
             Device::Cuda(_) => host_available.map(|there| of_node * there.saturating_sub(host)),
             Device::Cpu | Device::DryCpu(_) => Some(available.saturating_sub(reserved)),
@@ -134,9 +137,11 @@ impl MemoryPlan {
             reserved_bytes: reserved as u64,
             host_bytes: host as u64,
             host_available_bytes: host_available.map(|bytes| bytes as u64),
-            snapshot_bytes: if config.async_save { own as u64 } else { 0 },
+            // A snapshot for a checkpoint and one for the memory of the host may be written at the same time.
+            snapshot_bytes: if config.async_save { (own + if recovers { own } else { 0 }) as u64 } else { 0 },
+            recovery_bytes: if recovers { 4 * snapshots as u64 } else { 0 },
             checkpoint_bytes: of_checkpoint as u64,
-            snapshots_fit: room.is_none_or(|room| snapshots <= room),
+            snapshots_fit: room.is_none_or(|room| snapshots * if recovers { 2 } else { 1 } <= room),
             available_bytes: available as u64,
             workload: match &dry {
                 Device::Cuda(gpu) => gpu.workload().unwrap_or_default(),

@@ -117,7 +117,7 @@ impl Trainer {
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
         let (history, saved_at) = (History::read(folder), Instant::now());
         let gpu_meter = GpuMeter::default();
-        let mut outputs = Outputs { saver, files, history, record, gpu_meter, saved_at };
+        let mut outputs = Outputs { saver, memory: None, files, history, record, gpu_meter, saved_at };
         outputs.keep_best(progress.best.as_ref(), config);
         progress.scaling_slots = run.step.partition().cast_names(&run.model);
         let observers = Observers::new(config, &progress.alarms, &casts);

@@ -7,6 +7,7 @@
 //! | rows, update, steps with values that are not finite | `update.rs` |
 //! | evaluations, the best evaluation, early stopping | `evaluation.rs` |
 //! | statistics of casts, checkpoints, requests to stop | `saving.rs` |
+//! | snapshots in the memory of hosts | `memory.rs` |
 //! | sentinel, alarms, recorded tensors, repeated passes | `observers/` |
 //! | return to an earlier checkpoint, after any phase | `rollback.rs` |
 //!
@@ -26,6 +27,7 @@ mod evaluation;
 mod files;
 mod gpu_meter;
 mod inputs;
+mod memory;
 mod observers;
 mod outputs;
 mod report;

@@ -3,6 +3,7 @@
 use super::environment::Environment;
 use super::files::RunFiles;
 use super::gpu_meter::GpuMeter;
+use super::memory::MemorySnapshots;
 use crate::objective::Validation;
 use crate::report::{MAX_METRICS_BYTES, RunEnd, RunOutcome, RunRecord, loss_svg};
 use crate::run::Run;
@@ -21,6 +22,8 @@ use std::time::Instant;
 pub(super) struct Outputs {
     // The saver writes under the lock that `files` holds, so it is declared first and dropped first.
     pub(super) saver: Saver,
+    /// The snapshots in the memory of hosts, if a keeper stores them.
+    pub(super) memory: Option<MemorySnapshots>,
     /// The files of the run, on the leading rank.
     pub(super) files: Option<RunFiles>,
     pub(super) history: History,

@@ -1,13 +1,16 @@
-//! The end of a step: statistics of casts, a checkpoint, and the end of the run if an observer or a signal requests it.
+//! The end of a step: statistics of casts, a checkpoint or a snapshot, and the end of the run if an observer or a signal requests it.
 
 use super::Trainer;
 use super::environment::Environment;
+use super::memory::{MemorySnapshots, Told};
 use super::start::checkpoints;
 use super::step_in_progress::StepInProgress;
 use crate::run::Run;
 use ottava_checkpoint::{Progress, Saved, Saver, Verify, latest_complete};
 use ottava_common::error::{Error, Result};
 use ottava_data::DataState;
+use ottava_elastic::process::WorkerLink;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The folder below the run's folder with the average of the weights.
@@ -55,13 +58,14 @@ impl Trainer {
         let Environment { config, ranks, .. } = &self.environment;
         let (ranks, saver) = (ranks.clone(), &mut self.outputs.saver);
         let is_late = ranks.leads() && config.checkpoint.is_due_after(self.outputs.saved_at.elapsed());
-        let told = [f64::from(stop.load(Ordering::Relaxed)), saver.state(), f64::from(is_late)];
-        let told = ranks.gather("request to stop, state of a save and its age", told)?;
+        let [snapshot, room] = self.outputs.memory.as_mut().map_or([0.0; 2], MemorySnapshots::told);
+        let told = [f64::from(stop.load(Ordering::Relaxed)), saver.state(), f64::from(is_late), snapshot, room];
+        let told = ranks.gather("request to stop, state of a save and its age, state of a snapshot", told)?;
         let paused = self.observers.requests.pause.take();
         let stops = paused.is_some() || told.iter().any(|[stop, ..]| *stop != 0.0);
-        let is_late = told.iter().any(|[.., late]| *late != 0.0);
+        let is_late = told.iter().any(|[_, _, late, ..]| *late != 0.0);
         let saved = &mut current.report.saved;
-        saved.extend(saver.advance(&ranks, told.iter().map(|[_, state, _]| *state))?);
+        saved.extend(saver.advance(&ranks, told.iter().map(|[_, state, ..]| *state))?);
         let is_due = config.checkpoint.save_steps.is_due(step) || is_late;
         let is_regular = is_due || paused.is_some() || current.is_best || ends;
         if is_regular || stops {
@@ -76,6 +80,13 @@ impl Trainer {
                 self.save_average()?;
             }
         }
+        if let Some(memory) = &self.outputs.memory {
+            memory.report(step, &current.report.saved);
+        }
+        if !stops && !ends {
+            self.snapshot_due(told.iter().map(|[.., state, room]| [*state, *room]))?;
+        }
+        let saved = &current.report.saved;
         let has_more = !ends || self.progress.pending.is_some();
         let from =
             saved.last().map_or(String::new(), |saved| format!("; `--resume` goes on from {}", saved.path.display()));
@@ -139,6 +150,12 @@ impl Trainer {
 
     /// As [`Trainer::save`], with the position `place` in the data.
     fn save_at(&mut self, place: DataState) -> Result<Option<Saved>> {
+        self.note_position(place)?;
+        self.outputs.save(&self.environment, &self.progress, &mut self.run)
+    }
+
+    /// Notes the position `place` in the data, and all else that a checkpoint of this step stores besides tensors.
+    pub(super) fn note_position(&mut self, place: DataState) -> Result<()> {
         let Run { model, step: work, .. } = &mut *self.run;
         // Without a log of casts, nothing reads the statistics of the casts.
         let casts = match self.environment.config.logging.cast_statistics_steps {
@@ -149,7 +166,30 @@ impl Trainer {
         self.progress.rows.reference = self.rows.reference_digest();
         self.progress.rows.unfinished = self.rows.unfinished();
         self.progress.alarms = self.observers.memory(&casts);
-        self.outputs.save(&self.environment, &self.progress, &mut self.run)
+        Ok(())
+    }
+
+    /// From now on, takes snapshots and gives them to `keeper`. The ranks of this host write them into `folder`. Call it before [`Trainer::run`].
+    pub fn keep_snapshots(&mut self, keeper: WorkerLink, folder: PathBuf) -> Result<()> {
+        let snapshots = MemorySnapshots::new(&self.environment, &mut self.run, keeper, folder);
+        let snapshots = self.environment.ranks.together("the host memory for snapshots", snapshots)?;
+        snapshots.started();
+        self.outputs.memory = Some(snapshots);
+        Ok(())
+    }
+
+    /// Advances the snapshot in progress, and begins one if it is due and all hosts have room. `told` has what each rank told.
+    pub(super) fn snapshot_due(&mut self, told: impl Iterator<Item = Told> + Clone) -> Result<()> {
+        let Some(memory) = &mut self.outputs.memory else { return Ok(()) };
+        memory.advance(&self.environment.ranks, told.clone().map(|[state, _]| state))?;
+        let step = self.progress.step;
+        if !self.environment.config.recovery.is_due(step) || told.into_iter().any(|[_, room]| room == 0.0) {
+            return Ok(());
+        }
+        self.note_position(self.rows.state())?;
+        let progress = Progress { is_interruption: false, is_model_only: false, ..self.progress.clone() };
+        let Some(memory) = &mut self.outputs.memory else { return Ok(()) };
+        memory.begin(&self.environment, &progress, &mut self.run, self.outputs.files.as_mut())
     }
 
     /// Returns a sentence that names the checkpoint from which a failed run can resume.

@@ -30,6 +30,8 @@ pub enum Start {
     Auto,
     /// Continue after this checkpoint.
     ResumeFrom(PathBuf),
+    /// Continue after the snapshot of this run in this folder of the host's memory. Each rank reads the folder of its own host.
+    Memory(PathBuf),
 }
 
 /// Builds a model, or a run with a model, by `make`. The weights come from `folder`, or from the seed if `folder` is `None`. The adapters of a model
@@ -280,6 +282,8 @@ pub(super) fn find_checkpoint(config: &RunConfig, start: &Start) -> Result<Optio
             }
             (path.clone(), verify(path, Verify::Hashes)?)
         }
+        // The keeper has compared the hashes.
+        Start::Memory(path) => (path.clone(), verify(path, Verify::Sizes)?),
     };
     let progress = training::progress(&path, &manifest)?;
     if progress.step != manifest.step {
@@ -309,6 +313,15 @@ fn nothing_to_resume(folder: &Path, damaged: usize) -> Error {
 
 /// Finds the checkpoint to resume from on the leading rank, and shares the result with all ranks.
 pub(super) fn find_shared_checkpoint(config: &RunConfig, start: &Start, ranks: &Ranks) -> Result<Option<Resumed>> {
+    if let Start::Memory(_) = start {
+        let found = ranks.together("the snapshot in the memory of a host", find_checkpoint(config, start))?;
+        let step = found.as_ref().map_or(0, |found| found.progress.step);
+        ranks.expect_equal("the step of the snapshot", &step.to_string())?;
+        if ranks.leads() {
+            tracing::info!("the run goes on after the snapshot of step {step} in memory");
+        }
+        return Ok(found);
+    }
     share_checkpoint(if ranks.leads() { find_checkpoint(config, start) } else { Ok(None) }, ranks)
 }
 

@@ -402,6 +402,12 @@ fn print_memory(memory: &MemoryPlan) {
     if memory.snapshot_bytes > 0 {
         line(memory.snapshot_bytes, "of host memory, for snapshots of checkpoints");
     }
+    if memory.recovery_bytes > 0 {
+        line(
+            memory.recovery_bytes,
+            "of memory files on each host, for snapshots of its ranks and copies of another host",
+        );
+    }
     line(memory.available_bytes, if memory.fits { "available" } else { "available, which is not enough" });
 }
 

@@ -6,7 +6,7 @@ use super::public_settings::public_settings;
 use super::remote::{Reads, Remote};
 use super::warn_of_settings;
 use crate::output::{Progress, print_json, stop_on_signals};
-use crate::ranks::{Job, RankArgs, Role};
+use crate::ranks::{Job, RankArgs, Role, Worker, keep};
 use clap::Args;
 use ottava_checkpoint::Backup;
 use ottava_common::fs::{RealFs, replace_file};
@@ -21,6 +21,8 @@ use ottava_train::tasks::{complete_all, sample_requests};
 use ottava_train::trainer::{RunLock, Start, StepReport, Trainer};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Train a model from a configuration file.
 #[derive(Args)]
@@ -87,13 +89,30 @@ impl Train {
             Some(Some(path)) if path == Path::new("auto") => Start::Auto,
             Some(Some(path)) => Start::ResumeFrom(path),
         };
-        let role = Role::find(ranks)?;
+        let worker = Worker::of_this_process()?;
+        if config.recovery.is_on() && worker.is_none() {
+            return match keep(&config, &start, ranks)? {
+                0 => Ok(()),
+                code => {
+                    note!("the job has ended with exit code {code}");
+                    std::process::exit(code.into())
+                }
+            };
+        }
+        // A rank of a keeper has the flags of its keeper, and starts no ranks.
+        let role = Role::find(if worker.is_some() { 1 } else { ranks })?;
+        let start = match &worker {
+            Some(worker) => worker.start(start),
+            None => start,
+        };
+        let keeper = worker.as_ref().map(Worker::connect).transpose()?;
         let leads = role.leads();
         // A missing address or key ends the run before it starts.
         let trackers = leads.then(|| Trackers::from_env(&config.logging)).transpose()?;
         let backup = if leads { backup(&config)? } else { None };
         // The lock is taken before other ranks are started, because they write their logs to this folder.
-        let lock = leads.then(|| RunLock::take(&config.output_dir)).transpose()?;
+        let is_next = worker.as_ref().is_some_and(Worker::is_next);
+        let lock = leads.then(|| take_lock(&config, is_next)).transpose()?;
         let _page = match self.monitor.filter(|_| leads) {
             Some(port) => Some(Page::show(&config.output_dir, port.unwrap_or(PORT))?),
             None => None,
@@ -115,6 +134,9 @@ impl Train {
         let progress = Progress::new(config.logging.logging_steps);
         let trainer = Trainer::shared(config.clone(), &device, &start, comm, lock);
         let mut trainer = trainer.map_err(|error| processes.or_stop(error))?;
+        if let Some((keeper, snapshots)) = keeper {
+            trainer.keep_snapshots(keeper, snapshots)?;
+        }
         if leads {
             remote.save(&config.output_dir)?;
         }
@@ -166,6 +188,18 @@ impl Train {
         let Some(trainer) = trainer.filter(Trainer::leads) else { return Ok(()) };
         processes.wait()?;
         report(trainer, &config, &progress, links, last.as_ref(), self.json)
+    }
+}
+
+/// Locks the folder of the run. If this rank replaces another one (`is_next`) on a host that is only cut off, the other rank may hold the lock until it
+/// notices that it has lost the other ranks.
+fn take_lock(config: &RunConfig, is_next: bool) -> Result<RunLock> {
+    let deadline = Instant::now() + 2 * config.parallel.communication.limits().silence;
+    loop {
+        match RunLock::take(&config.output_dir) {
+            Err(_) if is_next && Instant::now() < deadline => thread::sleep(Duration::from_millis(500)),
+            taken => return taken,
+        }
     }
 }
 

@@ -38,9 +38,33 @@ pub(super) struct Started {
     have_joined: AtomicBool,
 }
 
-struct Process {
-    child: Child,
+pub(super) struct Process {
+    pub(super) child: Child,
     log: Option<PathBuf>,
+}
+
+/// Where a rank prints.
+pub(super) enum Output<'a> {
+    /// To the log of the rank in this folder.
+    Log(&'a Path),
+    /// Messages to standard error, and no results.
+    Errors,
+    /// As this process does.
+    Inherited,
+}
+
+/// Returns the command that starts `[rank, ranks]` with the command line of this process.
+pub(super) fn command(program: &Path, [rank, ranks]: [usize; 2], address: &str, secret: &str) -> Command {
+    let mut command = Command::new(program);
+    command
+        .args(std::env::args_os().skip(1))
+        .env(OWN_RANK, rank.to_string())
+        .env(OWN_SIZE, ranks.to_string())
+        .env(OWN_ADDRESS, address)
+        .env(OWN_PARENT, std::process::id().to_string())
+        .env(SECRET, secret)
+        .stdin(Stdio::null());
+    command
 }
 
 impl Started {
@@ -55,27 +79,12 @@ impl Processes {
         let program = std::env::current_exe().map_err(Error::io("the path of this program"))?;
         let processes = Processes::default();
         for rank in 1..ranks {
-            let (output, errors) = match logs {
-                Some(logs) => {
-                    let log = open_log(logs, rank)?;
-                    (log.try_clone().map_err(Error::io(logs))?.into(), log.into())
-                }
-                None => (Stdio::null(), Stdio::inherit()),
+            let command = command(&program, [rank, ranks], address, secret);
+            let output = match logs {
+                Some(logs) => Output::Log(logs),
+                None => Output::Errors,
             };
-            let child = Command::new(&program)
-                .args(std::env::args_os().skip(1))
-                .env(OWN_RANK, rank.to_string())
-                .env(OWN_SIZE, ranks.to_string())
-                .env(OWN_ADDRESS, address)
-                .env(OWN_PARENT, std::process::id().to_string())
-                .env(SECRET, secret)
-                .stdin(Stdio::null())
-                .stdout(output)
-                .stderr(errors)
-                .spawn()
-                .map_err(Error::io(&program))?;
-            let log = logs.map(|logs| logs.join(format!("rank-{rank}.log")));
-            processes.0.lock().push(Process { child, log });
+            processes.0.lock().push(Process::start(command, rank, output)?);
         }
         Ok(processes)
     }
@@ -127,8 +136,26 @@ impl Processes {
 }
 
 impl Process {
+    /// Starts `rank` with `command`.
+    pub(super) fn start(mut command: Command, rank: usize, output: Output) -> Result<Process> {
+        let log = match output {
+            Output::Log(folder) => {
+                let log = open_log(folder, rank)?;
+                command.stdout(log.try_clone().map_err(Error::io(folder))?).stderr(log);
+                Some(folder.join(format!("rank-{rank}.log")))
+            }
+            Output::Errors => {
+                command.stdout(Stdio::null()).stderr(Stdio::inherit());
+                None
+            }
+            Output::Inherited => None,
+        };
+        let child = command.spawn().map_err(Error::io(command.get_program()))?;
+        Ok(Process { child, log })
+    }
+
     /// Describes how the process ended (if it has ended), and where its log is.
-    fn describe(&self, status: Option<ExitStatus>) -> String {
+    pub(super) fn describe(&self, status: Option<ExitStatus>) -> String {
         let end = status.map(|status| match (status.signal(), status.code()) {
             (Some(signal), _) => format!("was killed by signal {signal}{}", name(signal)),
             (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),

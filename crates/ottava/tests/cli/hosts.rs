@@ -30,7 +30,7 @@ fn a_plan_of_a_thousand_gpus_gives_links_failures_and_days() {
     assert!(text.contains("by the formula"), "{text}");
     let text = [text, run.succeed(&plan(&["--mtbf", "1"]))].concat();
     assert_eq!(text.matches("by the formula").count(), 1, "restarts of 10 min are not short: {text}");
-    for part in ["tensor: groups of 2 ranks, each within a host", "a failure every 8.0 h", "not implemented yet"] {
+    for part in ["tensor: groups of 2 ranks, each within a host", "a failure every 8.0 h", "`[recovery]`: "] {
         assert!(text.contains(part), "no {part:?} in {text}");
     }
 }

@@ -24,7 +24,7 @@ const TRAIN: [&str; 12] = [
 ];
 
 /// Returns the whole lines of a log of a run, without times and memory.
-fn log(run: &Path, name: &str) -> Vec<Value> {
+pub fn log(run: &Path, name: &str) -> Vec<Value> {
     // A killed run may leave half a line at the end.
     let text = std::fs::read_to_string(run.join(name)).unwrap_or_default();
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));

@@ -170,6 +170,36 @@ fn pods_of_a_job_set_start_a_rank_for_each_gpu() {
 }
 
 #[test]
+fn nodes_of_a_train_job_start_a_keeper_each() {
+    let job = yaml("trainjob.yaml");
+    assert_eq!(at(&job, "apiVersion").as_str(), Some("trainer.kubeflow.org/v1alpha1"));
+    assert_eq!(
+        (at(&job, "kind").as_str(), at(&job, "spec.runtimeRef.name").as_str()),
+        (Some("TrainJob"), Some("torch-distributed"))
+    );
+    let trainer = at(&job, "spec.trainer");
+    for key in ["image", "command", "env.0.valueFrom.secretKeyRef"] {
+        at(trainer, key);
+    }
+    let spec = "spec.runtimePatches.0.trainingRuntimeSpec.template.spec.replicatedJobs.0";
+    assert_eq!(at(&job, &format!("{spec}.name")).as_str(), Some("node"), "the name in the runtime");
+    let pod = at(&job, &format!("{spec}.template.spec.template.spec"));
+    assert_eq!(at(pod, "volumes.1.emptyDir.medium").as_str(), Some("Memory"), "/dev/shm of a pod is small");
+    assert_eq!(at(pod, "containers.0.volumeMounts.1.mountPath").as_str(), Some("/dev/shm"));
+    let script = at(trainer, "args.0").as_str().unwrap().replace("cd /work", "");
+    let node = [
+        ("PET_NODE_RANK", "2"),
+        ("PET_NNODES", "3"),
+        ("PET_MASTER_ADDR", "n0"),
+        ("PET_MASTER_PORT", "29400"),
+        ("OTTAVA_SECRET", "0123456789abcdef0123456789abcdef"),
+    ];
+    let gpus = at(trainer, "resourcesPerNode.limits")["nvidia.com/gpu"].as_i64().unwrap();
+    let expected = format!("2/3 local  at n0:29400 secret 32 train run.toml --gpus {gpus} --resume=auto");
+    assert_eq!(lines("sh", &["-c", &script], &node), BTreeSet::from([expected]));
+}
+
+#[test]
 fn nodes_of_skypilot_start_a_rank_for_each_gpu() {
     let job = yaml("skypilot.yaml");
     for key in

@@ -26,6 +26,7 @@ mod pipeline;
 mod preferences;
 mod rank_faults;
 mod ranks;
+mod recovery;
 mod runs;
 mod samples;
 mod serve;

@@ -87,7 +87,7 @@ fn every_op_is_a_folder_with_all_its_files() {
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
-/// The places where connections may be opened: requests to servers that settings name, and connections of ranks. The command line only forbids them.
+/// The places where connections may be opened: requests to servers that settings name, and connections of ranks and keepers. The command line only forbids them.
 const CONNECTIONS: &[(&str, &[&str])] = &[
     ("ureq", &["ottava-http/src"]),
     (
@@ -102,7 +102,7 @@ const CONNECTIONS: &[(&str, &[&str])] = &[
             "ottava/src/main.rs",
         ],
     ),
-    ("TcpStream::connect", &["ottava-http/src/testing.rs", "ottava-tensor/src/comm"]),
+    ("TcpStream::connect", &["ottava-http/src/testing.rs", "ottava-tensor/src/comm", "ottava-elastic/src/process"]),
 ];
 
 #[test]

@@ -35,7 +35,7 @@ impl HostPlan {
         if let Some(goodput) = self.formula_goodput {
             out!("  checkpoints on disk, by the formula: {:.1} %", goodput * 100.0);
         }
-        out!("  snapshots in the memory of hosts, not implemented yet: {}", percent(&self.memory.goodput));
+        out!("  snapshots in the memory of hosts, `[recovery]`: {}", percent(&self.memory.goodput));
         out!("  snapshots are {} apart", counted(self.snapshot_steps, "step"));
         out!("  snapshots take {:.1} GiB of each host", self.snapshot_bytes / f64::from(1 << 30));
         out!("  in 30 days, no spare is left {:.1} times", self.disk.exhausted);

@@ -1,0 +1,123 @@
+//! The connection of a keeper to the hub.
+//!
+//! Host 0 starts the first hub. A keeper first tries the hub that it knows. After the loss of a hub, it then tries the other hosts in their order. If it reaches itself, it starts
+//! the next hub. All keepers have the same list of hosts, so they meet at the first host that lives. Each place in the list has a term of its own, so
+//! no two hubs have the same term. Such a hub writes its address into a file of the run's folder, where hosts that start later look first.
+
+use super::events::Input;
+use super::transfer::Peers;
+use super::wire::{Down, Purpose, Roster, receive};
+use crate::message::{HostId, Term};
+use std::fs;
+use std::io::{self, BufReader, ErrorKind};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The time between attempts.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What a keeper knows when it looks for a hub.
+pub(super) struct Search {
+    /// The number of the connection, which its inputs carry.
+    pub number: u64,
+    /// The address of the first hub, from the launcher.
+    pub address: String,
+    /// The hub that was lost, if there was one.
+    pub lost: Option<(Term, Roster)>,
+    /// The file with the address of a hub that has replaced a lost one.
+    pub notice: PathBuf,
+    /// The ports of this keeper: for keepers, and for rank 0.
+    pub ports: [u16; 2],
+    /// The name of this host.
+    pub name: String,
+    /// The time after which the search ends.
+    pub limit: Duration,
+}
+
+/// A host that may have the hub.
+struct Candidate {
+    address: String,
+    /// The term of the hub that this host starts, if it starts one.
+    term: Option<Term>,
+    host: Option<HostId>,
+}
+
+impl Search {
+    /// Starts a thread that connects to a hub and passes its messages on.
+    pub fn start(self, peers: Peers) {
+        let work = move || {
+            let number = self.number;
+            let input = match self.find(&peers) {
+                Err(reason) => Input::HubMissing { number, reason },
+                Ok((stream, term)) => match stream.try_clone() {
+                    Err(error) => Input::HubMissing { number, reason: error.to_string() },
+                    Ok(writer) => {
+                        let _ = peers.inputs.send(Input::Connected { number, term, stream: writer });
+                        let mut reader = BufReader::new(stream);
+                        while let Ok(message) = receive(&mut reader) {
+                            if peers.inputs.send(Input::Down { number, message }).is_err() {
+                                return;
+                            }
+                        }
+                        Input::HubClosed { number }
+                    }
+                },
+            };
+            let _ = peers.inputs.send(input);
+        };
+        thread::Builder::new().name("hub link".into()).spawn(work).expect("the system starts a thread");
+    }
+
+    fn candidates(&self) -> Vec<Candidate> {
+        let moved = fs::read_to_string(&self.notice).ok().filter(|address| *address != self.address);
+        let moved = moved.map(|address| Candidate { address, term: None, host: None });
+        let Some((term, roster)) = &self.lost else {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_secs());
+            let first = Candidate { address: self.address.clone(), term: Some(now), host: Some(0) };
+            return moved.into_iter().chain([first]).collect();
+        };
+        let known = roster.contact(roster.hub).map_or(&self.address, |contact| &contact.address);
+        let first = Candidate { address: known.clone(), term: None, host: None };
+        let others = roster.contacts.iter().filter(|contact| contact.host != roster.hub);
+        let others = others.zip(term + 1..).map(|(contact, term)| Candidate {
+            address: contact.address.clone(),
+            term: Some(term),
+            host: Some(contact.host),
+        });
+        [first].into_iter().chain(others).chain(moved).collect()
+    }
+
+    fn find(&self, peers: &Peers) -> Result<(TcpStream, Term), String> {
+        let (deadline, mut reason) = (Instant::now() + self.limit, String::new());
+        loop {
+            for Candidate { address, term, host } in self.candidates() {
+                if let (Some(term), true) = (term, host == Some(peers.host)) {
+                    let _ = peers.inputs.send(Input::BecomeHub { term });
+                }
+                match self.connect(peers, &address) {
+                    Ok(found) => return Ok(found),
+                    Err(error) => reason = format!("no hub at {address}: {error}"),
+                }
+            }
+            if Instant::now() > deadline {
+                return Err(reason);
+            }
+            thread::sleep(PAUSE);
+        }
+    }
+
+    fn connect(&self, peers: &Peers, address: &str) -> io::Result<(TcpStream, Term)> {
+        let [port, ranks_port] = self.ports;
+        let purpose = Purpose::Follow { port, ranks_port, name: self.name.clone() };
+        let mut stream = peers.credentials.connect(address, peers.host, purpose, 2 * peers.silence)?;
+        match receive(&mut stream)? {
+            Down::Welcome(term) if self.lost.as_ref().is_none_or(|(lost, _)| term >= *lost) => {
+                super::wire::prepare(&stream, peers.silence)?;
+                Ok((stream, term))
+            }
+            _ => Err(ErrorKind::InvalidData.into()),
+        }
+    }
+}
