@@ -30,6 +30,7 @@ impl Trainer {
             () if has(&["finetuning_type", "stage", "cutoff_len", "template"]) => Trainer::LlamaFactory,
             () if has(&["model_name_or_path", "dataset_name"]) => Trainer::Trl,
             () if has(&["zero_optimization", "train_micro_batch_size_per_gpu"]) => Trainer::DeepSpeed,
+            () if has_tables_of_deepspeed(table) => Trainer::DeepSpeed,
             () => Trainer::Other,
         }
     }
@@ -150,6 +151,12 @@ impl Trainer {
         }
         defaults
     }
+}
+
+/// Whether a file has tables that only files of DeepSpeed have.
+fn has_tables_of_deepspeed(table: &Map<String, Json>) -> bool {
+    let has = |name: &str, key: &str| table.get(name).is_some_and(|inner| inner.get(key).is_some());
+    has("fp16", "enabled") || has("bf16", "enabled") || has("optimizer", "params") || has("scheduler", "params")
 }
 
 /// Our key for a key that several of TRL's trainers have, by the trainer that a file with the keys of `table` is for.
