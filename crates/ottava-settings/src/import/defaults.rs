@@ -56,9 +56,12 @@ impl Trainer {
             (_, "lora_dropout", _) if self.switches_dropout_off(table) => {
                 Some(("lora.lora_dropout", Value::Float(0.0)))
             }
-            // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax.
+            // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax, unless Axolotl names rows.
             (Trainer::Axolotl | Trainer::LlamaFactory, "fp8", Some(true)) => {
-                Some(("precision.recipe", Value::String("fp8-current".into())))
+                let recipe = table.get("fp8_config").and_then(|config| config.get("recipe")?.as_str());
+                let is_by_row = recipe.is_some_and(|recipe| recipe.starts_with("rowwise"));
+                let ours = if is_by_row { "fp8-row" } else { "fp8-current" };
+                Some(("precision.recipe", Value::String(ours.into())))
             }
             // Their examples write years, which is no limit.
             (_, "ddp_timeout", _) => Some((

@@ -156,7 +156,13 @@ fn tables_of_accelerate_are_translated() {
     assert_eq!((config.parallel.tensor, config.parallel.context, refused.len()), (2, 4, 0), "{refused:?}");
     let (refused, config) =
         of("fp8_config:\n  margin: 2\n  fp8_format: E4M3\n  amax_history_len: 64\n  lr: 3.0\n", &[]);
+    assert!(refused.len() == 1 && refused[0].contains("`fp8_config.lr`"), "{refused:?}");
     let delayed = config.precision.delayed;
     assert_eq!((delayed.margin, delayed.amax_history_len), (2, 64));
-    assert!(refused.len() == 1 && refused[0].contains("`fp8_config.lr`"), "{refused:?}");
+    // Axolotl 0.19.
+    for (recipe, ours) in [("tensorwise", RecipeName::Fp8Current), ("rowwise", RecipeName::Fp8Row)] {
+        let text = format!("base_model: m\ndatasets: []\nmax_steps: 9\nfp8: true\nfp8_config:\n  recipe: {recipe}\n");
+        let (imported, config) = imported("run.yml", &text, &[]);
+        assert_eq!((config.precision.recipe, imported.refused.len()), (ours, 0), "{:?}", imported.refused);
+    }
 }

@@ -34,6 +34,7 @@ const TABLES: &[(&str, &[&str])] = &[
         "fp8_config",
         &[
             "backend",
+            "recipe",
             "fp8_format",
             "amax_history_len",
             "amax_compute_algo",
