@@ -52,10 +52,10 @@ pub struct DataConfig {
     /// With streaming, the maximum number of files whose copies and tokens are on disk, at least twice shuffle_shards; 0 keeps all. Files of the cache of
     /// the Hugging Face Hub and local files are never removed.
     pub cached_shards: usize,
-    /// The files that train_files stand for, if they are streamed and some of them are not local. Not a key of a run's file.
+    /// If files are streamed, the files that train_files of each data set stand for; empty if all of them are local. Not a key of a run's file.
     #[serde(skip)]
     #[schemars(skip)]
-    pub shards: Option<Shards>,
+    pub shards: Vec<Shards>,
     /// Several data sets instead of train_files and val_files, each a table `[[data.datasets]]` with name, train_files and, optionally,
     /// val_files, formatting, text_field, fields and roles. The last four keys have the values of `[data.records]` by default. Either all sets have
     /// a weight, or none. The share of a set in the tokens is its weight divided by the sum of all weights. Without weights, each set is
@@ -157,7 +157,7 @@ impl Default for DataConfig {
             streaming: false,
             shuffle_shards: 4,
             cached_shards: 0,
-            shards: None,
+            shards: Vec::new(),
             datasets: Vec::new(),
         }
     }

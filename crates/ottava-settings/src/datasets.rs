@@ -77,9 +77,9 @@ impl RunConfig {
     /// records.
     pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let mut files = Vec::new();
-        for set in self.datasets() {
+        for (number, set) in self.datasets().into_iter().enumerate() {
             let options = self.source_options(&set);
-            let train_files = self.training_files(&set)?;
+            let train_files = self.training_files(number, &set)?;
             for path in [train_files, expand(&set.val_files, SplitUse::Validation)?].concat() {
                 files.push((formatting(&path, &options)?, path));
             }
@@ -104,9 +104,9 @@ impl RunConfig {
     pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<TrainingData> {
         let (layout, configs) = (self.layout(), self.datasets());
         let mut sets = Vec::new();
-        for config in &configs {
+        for (number, config) in configs.iter().enumerate() {
             let set = match self.data.streaming {
-                true => self.streamed_set(config, tokenizer, &layout),
+                true => self.streamed_set(number, config, tokenizer, &layout),
                 false => self.prepare_set(config, tokenizer, &layout),
             };
             sets.push(set.map_err(|error| in_set(config, error))?);

@@ -1,4 +1,4 @@
-//! Streamed training data: the shards of `data.train_files`, and the checks of their settings.
+//! Streamed training data: the shards of each data set, and the checks of their settings.
 
 use crate::demands::Problems;
 use crate::{DatasetConfig, ObjectiveKind, RunConfig};
@@ -31,21 +31,22 @@ impl ShardSource for LocalFiles {
 }
 
 impl RunConfig {
-    /// Returns the shards of the training data: [`DataConfig::shards`](crate::DataConfig::shards), or the local files of `data.train_files`.
+    /// Returns the shards of `set`, the data set with this `number`: one of [`DataConfig::shards`](crate::DataConfig::shards), or the local files of
+    /// its `train_files`.
     ///
     /// Errors with [`Error::Data`](ottava_common::error::Error::Data) if a file or folder does not exist.
-    fn shards(&self) -> Result<Shards> {
-        match &self.data.shards {
+    fn shards(&self, number: usize, set: &DatasetConfig) -> Result<Shards> {
+        match self.data.shards.get(number) {
             Some(shards) => Ok(shards.clone()),
-            None => Ok(Shards::new(LocalFiles(expand(&self.data.train_files, SplitUse::Training)?))),
+            None => Ok(Shards::new(LocalFiles(expand(&set.train_files, SplitUse::Training)?))),
         }
     }
 
-    fn stream(&self, shards: Shards, layout: RowLayout) -> Result<ShardStream> {
+    fn stream(&self, shards: Shards, set: &DatasetConfig, layout: RowLayout) -> Result<ShardStream> {
         let sizes = StreamSizes { window: self.data.shuffle_shards.min(shards.count()), kept: self.data.cached_shards };
-        let (config, tokenizer) = (self.clone(), Tokenizer::load(self.tokenizer_path())?);
+        let (config, options) = (self.clone(), self.source_options(set));
+        let tokenizer = Tokenizer::load(self.tokenizer_path())?;
         let prepare = move |files: &[PathBuf]| {
-            let options = config.source_options(&DatasetConfig::default());
             let dataset = Arc::new(prepare(files, &options, &tokenizer, &config.cache_dir())?);
             let split = Split::new(dataset.len(), 0.0)?;
             let set = DataSet::only(dataset, split, &layout, config.seed)?;
@@ -59,25 +60,28 @@ impl RunConfig {
         Ok(ShardStream::new(shards, sizes, &self.cache_dir(), prepare))
     }
 
-    /// Returns the files of a data set from which formats follow: all of `train_files`, or, of a stream, the first file that the run reads.
-    pub(super) fn training_files(&self, set: &DatasetConfig) -> Result<Vec<PathBuf>> {
+    /// Returns the files of the data set with this `number` from which formats follow: all of `train_files`, or, of a stream, the first file that the
+    /// run reads.
+    pub(super) fn training_files(&self, number: usize, set: &DatasetConfig) -> Result<Vec<PathBuf>> {
         if !self.data.streaming {
             return expand(&set.train_files, SplitUse::Training);
         }
-        let shards = self.shards()?;
+        let shards = self.shards(number, set)?;
         let first = ottava_data::order::Permutation::new(shards.count() as u64, self.seed, 0).get(0);
         Ok(vec![shards.fetch(first as usize)?])
     }
 
-    /// Returns the data set of a run with streamed training data: its validation documents, a sample of the training documents, and the stream.
+    /// Returns the data set with this `number` of a run with streamed training data: its validation documents, a sample of the training documents, and
+    /// the stream.
     pub(super) fn streamed_set(
         &self,
+        number: usize,
         set: &DatasetConfig,
         tokenizer: &Tokenizer,
         layout: &RowLayout,
     ) -> Result<DataSet> {
-        let stream = self.stream(self.shards()?, *layout)?;
-        let sample = DatasetConfig { train_files: self.training_files(set)?, ..set.clone() };
+        let stream = self.stream(self.shards(number, set)?, set, *layout)?;
+        let sample = DatasetConfig { train_files: self.training_files(number, set)?, ..set.clone() };
         let prepared = self.prepare_set(&sample, tokenizer, layout)?;
         let statistics = prepared.statistics.clone().of_stream(layout);
         Ok(DataSet { statistics, stream: Some(Arc::new(stream)), ..prepared })
@@ -91,16 +95,16 @@ impl RunConfig {
             return;
         }
         problems.demand(
-            data.datasets.is_empty(),
-            "`data.streaming` is true, and a mixture ([[data.datasets]]) is not streamed; name the files in `data.train_files`, or set `data.streaming = false`",
+            data.datasets.iter().all(|set| set.weight.is_some()),
+            "`data.streaming` is true, so the tokens of the sets of [[data.datasets]] are not known; set the `weight` of each set",
         );
         problems.demand(
             self.training.max_steps.is_some(),
             "`data.streaming` is true, so the number of rows of an epoch is not known; set `training.max_steps`",
         );
         problems.demand(
-            !data.val_files.is_empty() || data.val_set_size == 0.0,
-            "`data.streaming` is true, so no documents of `data.train_files` can be held out; name files in `data.val_files`, or set `data.val_set_size = 0.0`",
+            data.val_set_size == 0.0 || self.datasets().iter().all(|set| !set.val_files.is_empty()),
+            "`data.streaming` is true, so no documents of `train_files` can be held out; name files in `val_files` of each data set, or set `data.val_set_size = 0.0`",
         );
         problems.demand(
             data.cached_shards == 0 || data.cached_shards >= data.shuffle_shards.saturating_mul(2),

@@ -127,14 +127,16 @@ impl Data {
         match self.counted_tokens {
             0 => out!("  {} prompts to train on; tokens of completions contribute to the loss", self.rows),
             _ => out!(
-                "  {:.1} rows an epoch; {share:.1} % of their tokens, padding excluded, contribute to the loss",
-                self.rows
+                "  {:.1} {}; {share:.1} % of their tokens, padding excluded, contribute to the loss",
+                self.rows,
+                if self.is_sample { "rows of the sample" } else { "rows an epoch" }
             ),
         }
         self.fit.iter().for_each(|fit| out!("  {fit}"));
         for SetPlan { name, documents, tokens, share, passes } in self.sets.iter().filter(|set| !set.name.is_empty()) {
+            let passes = if self.is_sample { String::new() } else { format!(", read {passes:.3} times in an epoch") };
             out!(
-                "  {name}: {:.2} % of the tokens of a run; {documents} documents, {tokens} tokens, read {passes:.3} times in an epoch",
+                "  {name}: {:.2} % of the tokens of a run; {documents} documents, {tokens} tokens{passes}",
                 share * 100.0
             );
         }

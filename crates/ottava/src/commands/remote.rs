@@ -152,18 +152,20 @@ impl Remote {
             }
         }
         let (copies, data) = (config.cache_dir().join("objects"), &mut config.data);
+        let (is_listed, mut shards) = (!data.shards.is_empty(), Vec::new());
         let of_sets =
             data.datasets.iter_mut().map(|DatasetConfig { train_files, val_files, .. }| (train_files, val_files));
         for (train, validation) in of_sets.chain([(&mut data.train_files, &mut data.val_files)]) {
             if !data.streaming || reads == Reads::Names {
                 *train = self.data_files(&objects(train, &copies, reads)?, &["train"], reads)?;
-            } else if data.shards.is_none() {
-                data.shards = Some(self.shards(train, &copies)?);
+            } else if !is_listed && !train.is_empty() {
+                shards.push(self.shards(train, &copies)?);
                 // Addresses may hold keys, and later uses of the settings need names alone.
                 train.iter_mut().for_each(|path| *path = without_queries_of(path));
             }
             *validation = self.data_files(&objects(validation, &copies, reads)?, VALIDATION, reads)?;
         }
+        data.shards.extend(shards);
         Ok(())
     }
 

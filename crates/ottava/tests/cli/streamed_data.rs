@@ -121,13 +121,27 @@ fn streamed_objects_of_a_store_are_fetched_once_and_named_if_they_are_gone() {
     let mut on_ranks = command(&run, &["s3://corpus/parts/*.txt".into()], "ranks", &["per_device_train_batch_size=1"]);
     succeed(&on_ranks.args(["--ranks", "2"]).envs(variables).output().unwrap());
     assert!((0..FILES).all(|number| gets(number) == 2), "the ranks of a host share copies and tokens");
+    // A mixture of streamed sets.
+    let text = std::fs::read_to_string(run.path("run.toml")).unwrap();
+    let set = |name: &str, files: &str| {
+        format!("[[data.datasets]]\nname = \"{name}\"\ntrain_files = [\"{files}\"]\nweight = 0.5\n")
+    };
+    let streamed = ["--set", "streaming=true", "--set", "val_set_size=0.0", "--set", "max_steps=30"];
+    for (output, place) in [("mixed-remote", "s3://corpus/parts"), ("mixed-local", "parts")] {
+        let sets = set("one", &format!("{place}/0.txt")) + &set("all", &format!("{place}/*.txt"));
+        run.write("mixed.toml", (text.replace("train_files = [\"text.txt\"]", "") + &sets).as_bytes());
+        let output = format!("output_dir={output}");
+        let mut mixed = run.command(&[&["train", "mixed.toml", "--set", &output][..], &streamed].concat());
+        succeed(&mixed.envs(variables).output().unwrap());
+    }
+    assert!(weights(&run, "mixed-remote") == weights(&run, "mixed-local"));
     let fails = |output: Output, code: i32, words: &[&str]| {
         let error = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(code), "{error}");
         words.iter().for_each(|word| assert!(error.contains(word), "no {word:?} in {error}"));
     };
     fails(of("s3://corpus/parts", "folder", &[]), 1, &["is a folder of a store", "s3://corpus/parts/*.jsonl"]);
-    fails(of("s3://corpus/parts/*.txt", "x", &["val_set_size=0.1"]), 1, &["`data.val_files`"]);
+    fails(of("s3://corpus/parts/*.txt", "x", &["val_set_size=0.1"]), 1, &["name files in `val_files`"]);
     fails(of("s3://corpus/parts/*.txt", "x", &["cached_shards=1"]), 1, &["at least twice `data.shuffle_shards`"]);
     let prepare = ["prepare", "run.toml", "--set", "streaming=true", "--set", "val_set_size=0.0"];
     fails(run.command(&prepare).output().unwrap(), 1, &["--set data.streaming=false"]);
