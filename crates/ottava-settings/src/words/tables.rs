@@ -73,3 +73,20 @@ pub(super) fn is_word(path: &str) -> bool {
     let Some((table, key)) = path.rsplit_once('.') else { return true };
     TABLES.iter().any(|(theirs, keys)| *theirs == table && keys.contains(&key))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{keys, words};
+
+    #[test]
+    fn listed_keys_are_words_or_keys_of_ours() {
+        for (table, keys_of_table) in TABLES {
+            for key in *keys_of_table {
+                let path = format!("{table}.{key}");
+                let is_ours = keys::key_paths().any(|path| path.rsplit('.').next() == Some(key));
+                assert!(is_word(&path) && (is_ours || words::meaning(&path).is_some()), "{path}");
+            }
+        }
+    }
+}
