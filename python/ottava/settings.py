@@ -131,6 +131,12 @@ class Data(Table):
     """Tokens per sequence; at most the number of positions of the model."""
     cache_dir: Optional[str] = None
     """Where prepared tokens are stored; "" means the folder `tokens` beside output_dir."""
+    streaming: Optional[bool] = None
+    """Whether files of train_files are fetched and tokenized while the run trains, instead of before it (docs/data.md)."""
+    shuffle_shards: Optional[int] = None
+    """With streaming, the number of files whose documents are shuffled together."""
+    cached_shards: Optional[int] = None
+    """With streaming, the maximum number of files whose copies and tokens are on disk, at least twice shuffle_shards; 0 keeps all."""
     datasets: Optional[list[dict[str, Any]]] = None
     """Several data sets instead of train_files and val_files, each a table `[[data.datasets]]` with name, train_files and, optionally, val_files, formatting, text_field, fields and roles."""
 
@@ -409,6 +415,8 @@ class Evaluation(Table):
     """Evaluations, the best checkpoint, and early stopping."""
     eval_steps: Optional[Union[Literal["end"], int]] = None
     """Steps between evaluations; "end" evaluates only at the start and the end."""
+    per_device_eval_batch_size: Optional[int] = None
+    """Sequences per batch of an evaluation, on each rank that has batches of its own; without the key, training.per_device_train_batch_size."""
     tasks: Optional[list[str]] = None
     """Files of tasks that each evaluation computes besides the validation loss, such as ["tasks/words.toml"] (docs/tasks.md)."""
     load_best_model_at_end: Optional[bool] = None

@@ -15,6 +15,7 @@
 //!   `example_records.rs`.
 //! * The splits of folders: `splits.rs`.
 //! * The rows: `Packing`, `RowLayout` and `Window` in `packing.rs`, `Cursor` in `loader.rs`.
+//! * Files that are fetched while a run trains: `ShardSource` and `StreamRows` in `stream.rs`.
 //! * The data set of the next row: `next_set` in `mixture.rs`.
 //! * The built-in chat templates: a file in `templates/built_in/`, and a row of `BUILT_IN` in `built_in.rs`.
 //! * The keys of a data set: `DatasetConfig` (`settings/data.rs`), which `check_datasets` (`settings/datasets.rs`) checks.
@@ -70,6 +71,7 @@ pub mod source;
 mod splits;
 mod stamps;
 pub mod statistics;
+mod stream;
 mod table;
 mod tiktoken;
 mod token_writer;
@@ -95,7 +97,7 @@ pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};
 pub use order::Split;
 pub use ottava_jinja::Clock;
 pub use ottava_jinja::json_text::{keep_integers, parse as parse_json, write as write_json};
-pub use packing::{ExcessLength, Packing, RowLayout, best_fit};
+pub use packing::{ExcessLength, Packing, RowLayout, best_fit, max_unknown_documents};
 pub use parts::Part;
 pub use preference::{PreferenceBatch, PreferenceLoader, Records, RowTarget};
 pub use prepare::{PreparedPart, prepare, prepare_part};
@@ -105,4 +107,5 @@ pub use shards::{PreferenceKind, RecordKind, TokenDataset};
 pub use source::{BadRecord, Documents, SourceOptions, TrainOnEos};
 pub use splits::SplitUse;
 pub use statistics::{Fit, Statistics};
+pub use stream::{ShardSource, ShardStream, Shards, StreamSizes};
 pub use tokenizer::Tokenizer;

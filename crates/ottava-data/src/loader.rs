@@ -107,7 +107,7 @@ impl RowShare {
 pub struct LoaderState {
     /// The seed of the order of documents.
     pub seed: u64,
-    /// The number of completed passes over all documents.
+    /// The number of completed passes over all documents; in a stream, over windows of files.
     pub epoch: u64,
     /// The position in this epoch's order of the current document. With whole documents, the first document of the current window.
     pub document: u64,

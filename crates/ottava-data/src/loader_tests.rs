@@ -131,10 +131,10 @@ fn ranks_share_the_rows_of_one_process() {
 
 /// All ways to form rows, with and without edges of documents.
 const LAYOUTS: [RowLayout; 4] = [
-    RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: false },
-    RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: true },
-    RowLayout { seq_len: 16, packing: Packing::Bfd, document_mask: true },
-    RowLayout { seq_len: 16, packing: Packing::None, document_mask: false },
+    RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: false, max_documents: None },
+    RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: true, max_documents: None },
+    RowLayout { seq_len: 16, packing: Packing::Bfd, document_mask: true, max_documents: None },
+    RowLayout { seq_len: 16, packing: Packing::None, document_mask: false, max_documents: None },
 ];
 
 /// Returns the lengths of the documents in one row of 16 tokens.
@@ -152,7 +152,7 @@ fn packed_rows_hold_every_document_whole_once_an_epoch() {
     let dataset = dataset(40);
     let split = Split::new(40, 5.0).unwrap();
     for packing in [Packing::Bfd, Packing::None] {
-        let layout = RowLayout { seq_len: 16, packing, document_mask: true };
+        let layout = RowLayout { seq_len: 16, packing, document_mask: true, max_documents: None };
         let counted = statistics(&dataset, &split, &layout);
         let rows = counted.rows as usize;
         let mut loader = Loader::new(&dataset, split, layout, LoaderState::start(9), RowShare::ALL).unwrap();
@@ -224,7 +224,7 @@ fn long_documents_are_counted_or_refused() {
 fn packed_validation_predicts_every_token_once() {
     let dataset = dataset(40);
     let split = Split::new(40, 12.0).unwrap();
-    let layout = RowLayout { seq_len: 32, packing: Packing::Bfd, document_mask: true };
+    let layout = RowLayout { seq_len: 32, packing: Packing::Bfd, document_mask: true, max_documents: None };
     let batches: Vec<Batch> =
         whole_validation(dataset.clone(), split, layout, 3).unwrap().map(Result::unwrap).collect();
     let mut targets: Vec<i32> = batches.iter().flat_map(|batch| batch.targets.clone()).collect();

@@ -14,6 +14,7 @@ use crate::order::Split;
 use crate::packing::RowLayout;
 use crate::shards::TokenDataset;
 use crate::statistics::Statistics;
+use crate::stream::{ShardStream, StreamRows};
 use ottava_common::hash::sha256;
 use ottava_common::{Error, Result};
 
@@ -30,13 +31,31 @@ pub struct DataSet {
     pub statistics: Statistics,
     /// The weight of its share: the share of the tokens is this number divided by the sum over all data sets.
     pub share: u64,
+    /// The stream of its training documents. `dataset` then has the validation documents and a sample of the training documents.
+    pub stream: Option<Arc<ShardStream>>,
 }
 
 impl DataSet {
     /// Creates the only data set of a run with this `layout` and `seed`. Errors with [`Error::Data`] if the tables of the data can no longer be read.
     pub fn only(dataset: Arc<TokenDataset>, split: Split, layout: &RowLayout, seed: u64) -> Result<DataSet> {
         let statistics = Statistics::of(&dataset, &split, layout, seed)?;
-        Ok(DataSet { name: String::new(), dataset, split, statistics, share: 1 })
+        Ok(DataSet { name: String::new(), dataset, split, statistics, share: 1, stream: None })
+    }
+
+    /// Returns a hash of files, tokenizer and options, which differs between different data.
+    fn key(&self) -> String {
+        let key = &self.dataset.meta().key;
+        self.stream
+            .as_ref()
+            .map_or_else(|| key.clone(), |stream| sha256(format!("{key}{}", stream.shards().key()).as_bytes()))
+    }
+
+    /// Returns the rows of training documents from `state` on. Has the errors of [`BatchLoader::new`].
+    fn rows(&self, layout: RowLayout, state: LoaderState) -> Result<TrainingRows> {
+        Ok(match &self.stream {
+            None => TrainingRows::Set(SetRows::new(self.dataset.clone(), self.split, layout, state)?),
+            Some(stream) => TrainingRows::Stream(StreamRows::new(stream.clone(), layout, state)?),
+        })
     }
 
     /// Returns the beginning of a message about this data set; empty if it has no name.
@@ -58,9 +77,9 @@ pub struct TrainingData {
 impl TrainingData {
     /// Returns a hash of files, tokenizer and options of all data sets, in order. It differs between different data.
     pub fn key(&self) -> String {
-        let keys: Vec<&str> = self.sets.iter().map(|set| set.dataset.meta().key.as_str()).collect();
+        let keys: Vec<String> = self.sets.iter().map(DataSet::key).collect();
         match keys.as_slice() {
-            [one] => (*one).to_string(),
+            [one] => one.clone(),
             all => sha256(all.concat().as_bytes()),
         }
     }
@@ -155,9 +174,40 @@ impl DataState {
     }
 }
 
+/// The endless rows of one data set.
+enum TrainingRows {
+    /// Of a data set that is prepared as a whole.
+    Set(SetRows),
+    /// Of files that are fetched while the run trains.
+    Stream(StreamRows),
+}
+
+impl TrainingRows {
+    fn row(&mut self, batch: &mut Batch) -> Result<u64> {
+        match self {
+            TrainingRows::Set(rows) => rows.row(batch),
+            TrainingRows::Stream(rows) => rows.row(batch),
+        }
+    }
+
+    fn skip(&mut self) -> Result<u64> {
+        match self {
+            TrainingRows::Set(rows) => rows.skip(),
+            TrainingRows::Stream(rows) => rows.skip(),
+        }
+    }
+
+    fn state(&self) -> LoaderState {
+        match self {
+            TrainingRows::Set(rows) => rows.state(),
+            TrainingRows::Stream(rows) => rows.state(),
+        }
+    }
+}
+
 /// An endless stream of training batches.
 pub struct BatchLoader {
-    sets: Vec<SetRows>,
+    sets: Vec<TrainingRows>,
     shares: Vec<u64>,
     /// The number of tokens of each data set in the rows so far.
     tokens: Vec<u64>,
@@ -166,13 +216,14 @@ pub struct BatchLoader {
 }
 
 impl BatchLoader {
-    /// Starts at `state`, in constant time. Errors with [`Error::Checkpoint`] if the state does not fit the data. Panics if rows have no tokens, if
+    /// Starts at `state`, in constant time; at a position of a stream, when its files are there. Errors with [`Error::Checkpoint`] if the state does not
+    /// fit the data, and with [`Error::External`] if a file of a stream cannot be fetched. Panics if rows have no tokens, if
     /// the packing is `auto`, or if the rank is not below the world, which the caller must exclude.
     pub fn new(sets: &[DataSet], layout: RowLayout, state: &DataState, shard: RowShare) -> Result<BatchLoader> {
         assert!(shard.rank < shard.world, "{shard:?}");
         let states = state.sets(sets.len())?;
         let rows = sets.iter().zip(&states).map(|(set, state)| {
-            let rows = SetRows::new(set.dataset.clone(), set.split, layout, state.rows);
+            let rows = set.rows(layout, state.rows);
             rows.map_err(|error| match error {
                 Error::Checkpoint(text) => Error::Checkpoint(format!("{}{text}", set.label())),
                 other => other,
@@ -188,7 +239,7 @@ impl BatchLoader {
     }
 
     /// Returns the next `rows` rows of this rank. All ranks must request the same numbers of rows. Errors with [`Error::Data`] if a file of tokens
-    /// can no longer be read.
+    /// can no longer be read, and with [`Error::External`] if the next files of a stream cannot be fetched.
     pub fn next_batch(&mut self, rows: usize) -> Result<Batch> {
         let mut batch = Batch::with_capacity(rows, self.layout.seq_len);
         batch.documents = self.layout.document_mask.then(Vec::new);

@@ -13,8 +13,9 @@ fn sets(shares: [u64; 3], layout: &RowLayout) -> Vec<DataSet> {
     shares.into_iter().enumerate().map(set).collect()
 }
 
-const WRAPPED: RowLayout = RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: false };
-const PACKED: RowLayout = RowLayout { seq_len: 16, packing: Packing::Bfd, document_mask: true };
+const WRAPPED: RowLayout =
+    RowLayout { seq_len: 16, packing: Packing::Wrapped, document_mask: false, max_documents: None };
+const PACKED: RowLayout = RowLayout { seq_len: 16, packing: Packing::Bfd, document_mask: true, max_documents: None };
 
 fn loader(sets: &[DataSet], layout: RowLayout, state: &DataState, shard: RowShare) -> BatchLoader {
     BatchLoader::new(sets, layout, state, shard).unwrap()

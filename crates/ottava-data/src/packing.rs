@@ -51,12 +51,21 @@ pub struct RowLayout {
     pub packing: Packing,
     /// Whether attention ends at the edges of documents.
     pub document_mask: bool,
+    /// The maximum number of documents that `Bfd` puts into a row; `None` without a bound. Streams have a bound, because the documents of a run are not
+    /// known before its first step.
+    pub max_documents: Option<usize>,
+}
+
+/// Returns the maximum number of documents of a row of `seq_len` tokens if their lengths are not known in advance: one per 64 tokens, but at least
+/// four. The number is limited because attention launches work for each possible document.
+pub fn max_unknown_documents(seq_len: usize) -> usize {
+    (seq_len / 64).max(4)
 }
 
 impl RowLayout {
     /// Returns the layout of full rows of one stream of documents. Attention crosses the edges of documents.
     pub fn wrapped(seq_len: usize) -> RowLayout {
-        RowLayout { seq_len, packing: Packing::Wrapped, document_mask: false }
+        RowLayout { seq_len, packing: Packing::Wrapped, document_mask: false, max_documents: None }
     }
 
     /// Returns the number of inputs in a row for a document of `len` tokens. Its last token is not an input, because the next target would be in
@@ -99,7 +108,7 @@ impl Window {
             _ => {
                 // The sort is stable, so documents of equal length stay in the order of the epoch.
                 sized.sort_by_key(|&(inputs, _)| std::cmp::Reverse(inputs));
-                best_fit(&sized, layout.seq_len, usize::MAX)
+                best_fit(&sized, layout.seq_len, layout.max_documents.unwrap_or(usize::MAX))
             }
         };
         let order = Permutation::new(rows.len() as u64, seed, (epoch << 32).wrapping_add(start / WINDOW + 1));

@@ -13,7 +13,7 @@ fn records(target: RowTarget, seq_len: usize) -> (Records, Tokenizer) {
     std::fs::write(&path, pairs.map(|pair| pair.to_string()).join("\n")).unwrap();
     let tokenizer = Tokenizer::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tokenizer")).unwrap();
     let dataset = prepare(&[path], &SourceOptions::default(), &tokenizer, folder.path()).unwrap();
-    let layout = RowLayout { seq_len, packing: crate::Packing::None, document_mask: false };
+    let layout = RowLayout { seq_len, packing: crate::Packing::None, document_mask: false, max_documents: None };
     let split = Split::all_validation(dataset.records()).of_groups(2);
     (Records::validation(Arc::new(dataset), &split, layout, target).unwrap(), tokenizer)
 }

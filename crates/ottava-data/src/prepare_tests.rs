@@ -256,7 +256,7 @@ fn a_preview_shows_rows_as_they_are_trained_on() {
     let dataset = Arc::new(prepare(&source, &SourceOptions::default(), &tokenizer, &cache).unwrap());
     let split = Split::new(2, 0.0).unwrap();
     let rows = |packing, seq_len| {
-        let layout = RowLayout { seq_len, packing, document_mask: false };
+        let layout = RowLayout { seq_len, packing, document_mask: false, max_documents: None };
         let set = DataSet::only(dataset.clone(), split, &layout, 1).unwrap();
         let rows = preview(&[set], layout, 1, &tokenizer, 1).unwrap();
         let told = |part: &Segment| {

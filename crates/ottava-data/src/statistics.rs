@@ -144,6 +144,15 @@ impl Statistics {
         Ok(Statistics { fit, tokens, rows, max_documents })
     }
 
+    /// Returns the statistics with the numbers of documents that hold for a stream of which the data set is a part.
+    pub fn of_stream(self, layout: &RowLayout) -> Statistics {
+        let most = layout.max_documents.map_or(layout.seq_len, |documents| (documents + 1).min(layout.seq_len));
+        Statistics {
+            max_documents: self.max_documents.map(|_| if layout.packing == Packing::None { 2 } else { most }),
+            ..self
+        }
+    }
+
     /// Errors with [`Error::Data`] if a document is too long and `excess` is an error, or if no document has a token to predict.
     pub fn check(&self, dataset: &TokenDataset, layout: &RowLayout, excess: ExcessLength) -> Result<()> {
         let fit = &self.fit;
@@ -208,5 +217,6 @@ fn max_documents(layout: &RowLayout, lengths: &[u64], tokens: u64) -> usize {
         let more = (documents * copies).min((space / len) as u64) as usize;
         (count, space) = (count + more, space - more * len);
     }
-    (count + 2).min(layout.seq_len)
+    let most = layout.max_documents.map_or(layout.seq_len, |documents| documents + 1);
+    (count + 2).min(layout.seq_len).min(most)
 }

@@ -88,6 +88,15 @@ impl Hub {
         Ok(chosen.paths.iter().map(|path| folder.join(path)).collect())
     }
 
+    /// Returns the files that [`Hub::data_files`] downloads, each as a data set with this file alone, at its commit. Downloads no data.
+    ///
+    /// Has the errors of [`Hub::data_files`].
+    pub fn data_shards(&self, id: &DataId, default_splits: &[&str], watch: &mut dyn Watch) -> Result<Vec<DataId>> {
+        let ChosenData { repo, opened, paths } = self.choose_data(id, default_splits, watch)?;
+        let repo = repo.at(&opened.commit);
+        Ok(paths.into_iter().map(|pattern| DataId { repo: repo.clone(), pattern, config: None, split: None }).collect())
+    }
+
     /// Finds the commit that [`Hub::data_files`] reads, and downloads no data.
     ///
     /// Has the errors of [`Hub::data_files`].

@@ -97,6 +97,11 @@ impl RepoId {
         RepoId { named: self.named.or(revision.map(str::to_string)), ..self }
     }
 
+    /// Returns the name with the revision `commit`.
+    pub(crate) fn at(self, commit: &str) -> RepoId {
+        RepoId { named: Some(commit.to_string()), ..self }
+    }
+
     /// Whether the revision is a commit, whose files never change.
     pub fn is_commit(&self) -> bool {
         is_commit(self.revision())

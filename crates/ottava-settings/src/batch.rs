@@ -50,13 +50,21 @@ impl RunConfig {
                  a step has at most {MAX_SEQUENCES} sequences"
             ),
         );
-        let tokens = t.per_device_train_batch_size.saturating_mul(self.data.max_length);
-        problems.demand(
-            tokens <= MAX_TOKENS,
-            format!(
-                "`per_device_train_batch_size` times `max_length` is {tokens}; a micro-batch has at most {MAX_TOKENS} tokens"
-            ),
-        );
+        let of_evaluation = self.evaluation.per_device_eval_batch_size;
+        if let Some(sequences) = of_evaluation {
+            problems.demand_count("evaluation.per_device_eval_batch_size", sequences as u64);
+        }
+        let batches = [
+            ("per_device_train_batch_size", t.per_device_train_batch_size),
+            ("per_device_eval_batch_size", of_evaluation.unwrap_or(1)),
+        ];
+        for (key, sequences) in batches {
+            let tokens = sequences.saturating_mul(self.data.max_length);
+            problems.demand(
+                tokens <= MAX_TOKENS,
+                format!("`{key}` times `max_length` is {tokens}; a batch has at most {MAX_TOKENS} tokens"),
+            );
+        }
     }
 
     /// Checks the other keys of `[training]`.

@@ -3,7 +3,7 @@
 use crate::auto;
 use crate::pairs::{Names, Pairs};
 use ottava_data::source::{BadRecord, Documents, SourceOptions, TrainOnEos};
-use ottava_data::{ExcessLength, Formatting, Packing};
+use ottava_data::{ExcessLength, Formatting, Packing, Shards};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -44,6 +44,18 @@ pub struct DataConfig {
     pub max_length: usize,
     /// Where prepared tokens are stored; "" means the folder `tokens` beside output_dir.
     pub cache_dir: PathBuf,
+    /// Whether files of train_files are fetched and tokenized while the run trains, instead of before it (docs/data.md). Needs `training.max_steps`, and
+    /// val_files or val_set_size = 0.
+    pub streaming: bool,
+    /// With streaming, the number of files whose documents are shuffled together. Each epoch visits the files in a pseudo-random order.
+    pub shuffle_shards: usize,
+    /// With streaming, the maximum number of files whose copies and tokens are on disk, at least twice shuffle_shards; 0 keeps all. Files of the cache of
+    /// the Hugging Face Hub and local files are never removed.
+    pub cached_shards: usize,
+    /// If files are streamed, the files that train_files of each data set stand for; empty if all of them are local. Not a key of a run's file.
+    #[serde(skip)]
+    #[schemars(skip)]
+    pub shards: Vec<Shards>,
     /// Several data sets instead of train_files and val_files, each a table `[[data.datasets]]` with name, train_files and, optionally,
     /// val_files, formatting, text_field, fields and roles. The last four keys have the values of `[data.records]` by default. Either all sets have
     /// a weight, or none. The share of a set in the tokens is its weight divided by the sum of all weights. Without weights, each set is
@@ -142,6 +154,10 @@ impl Default for DataConfig {
             val_set_size: 0.01,
             max_length: 1024,
             cache_dir: PathBuf::new(),
+            streaming: false,
+            shuffle_shards: 4,
+            cached_shards: 0,
+            shards: Vec::new(),
             datasets: Vec::new(),
         }
     }

@@ -6,7 +6,7 @@ use ottava_common::error::{Error, Result};
 use ottava_data::source::{BadRecord, SourceOptions, formatting};
 use ottava_data::{
     ChatTemplate, DataSet, Formatting, Packing, Part, PreparedPart, RowLayout, Split, SplitUse, Tokenizer,
-    TrainingData, expand, prepare, prepare_part,
+    TrainingData, expand, max_unknown_documents, prepare, prepare_part,
 };
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ impl RunConfig {
     }
 
     /// Returns the options for reading the files of a data set.
-    fn source_options(&self, set: &DatasetConfig) -> SourceOptions {
+    pub(super) fn source_options(&self, set: &DatasetConfig) -> SourceOptions {
         let data = &self.data;
         SourceOptions {
             text_documents: data.records.text_documents,
@@ -77,9 +77,9 @@ impl RunConfig {
     /// records.
     pub fn resolve_data(&mut self) -> Result<Vec<(PathBuf, Formatting)>> {
         let mut files = Vec::new();
-        for set in self.datasets() {
+        for (number, set) in self.datasets().into_iter().enumerate() {
             let options = self.source_options(&set);
-            let train_files = expand(&set.train_files, SplitUse::Training)?;
+            let train_files = self.training_files(number, &set)?;
             for path in [train_files, expand(&set.val_files, SplitUse::Validation)?].concat() {
                 files.push((formatting(&path, &options)?, path));
             }
@@ -104,8 +104,12 @@ impl RunConfig {
     pub fn prepare_data(&self, tokenizer: &Tokenizer) -> Result<TrainingData> {
         let (layout, configs) = (self.layout(), self.datasets());
         let mut sets = Vec::new();
-        for config in &configs {
-            sets.push(self.prepare_set(config, tokenizer, &layout).map_err(|error| in_set(config, error))?);
+        for (number, config) in configs.iter().enumerate() {
+            let set = match self.data.streaming {
+                true => self.streamed_set(number, config, tokenizer, &layout),
+                false => self.prepare_set(config, tokenizer, &layout),
+            };
+            sets.push(set.map_err(|error| in_set(config, error))?);
         }
         let repeats = configs.iter().map(|config| config.repeat.unwrap_or(1.0));
         let repeated: Vec<f64> = sets.iter().zip(repeats).map(|(set, n)| set.statistics.tokens as f64 * n).collect();
@@ -132,7 +136,12 @@ impl RunConfig {
         self.datasets().iter().map(|set| prepare(set).map_err(|error| in_set(set, error))).collect()
     }
 
-    fn prepare_set(&self, set: &DatasetConfig, tokenizer: &Tokenizer, layout: &RowLayout) -> Result<DataSet> {
+    pub(super) fn prepare_set(
+        &self,
+        set: &DatasetConfig,
+        tokenizer: &Tokenizer,
+        layout: &RowLayout,
+    ) -> Result<DataSet> {
         let (held_out, files) = set_files(set)?;
         let dataset = prepare(&files, &self.source_options(set), tokenizer, &self.cache_dir())?;
         // The two documents of a pair stay in the same split.
@@ -232,7 +241,13 @@ impl RunConfig {
             packing => packing,
         };
         let document_mask = self.data.document_mask.unwrap_or(packing != Packing::Wrapped);
-        RowLayout { seq_len: self.data.max_length, packing, document_mask }
+        let seq_len = self.data.max_length;
+        RowLayout {
+            seq_len,
+            packing,
+            document_mask,
+            max_documents: self.data.streaming.then(|| max_unknown_documents(seq_len)),
+        }
     }
 
     /// Returns the folder of prepared tokens.

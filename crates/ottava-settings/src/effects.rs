@@ -1,7 +1,7 @@
 //! Settings without effect, because of other settings.
 
 use crate::objective::OF_REFERENCE;
-use crate::{Interval, RunConfig, TrackerKind};
+use crate::{Interval, ObjectiveKind, RunConfig, TrackerKind};
 use ottava_data::{BadRecord, Packing};
 use ottava_recipe::RecipeName;
 use ottava_sentinel::{AlarmPolicy, NonFiniteSteps, NormAlarmPolicy, SentinelPolicy};
@@ -47,9 +47,21 @@ const EFFECTS: &[Effect] = &[
         "unless `on_bad_record` is \"skip\"",
     ),
     unread(
+        &["data.shuffle_shards", "data.cached_shards"],
+        |run| !run.data.streaming,
+        "unless `data.streaming` is true",
+    ),
+    unread(
         &["checkpoint.save_minutes"],
         |run| run.checkpoint.save_steps == Interval::End,
         "with `save_steps` = \"end\", which saves at the end alone",
+    ),
+    unread(
+        &["evaluation.per_device_eval_batch_size"],
+        |run| {
+            matches!(run.objective(), ObjectiveKind::Embedding | ObjectiveKind::Labels | ObjectiveKind::Reinforcement)
+        },
+        "with this objective, whose evaluations have the batches of training",
     ),
     unread(
         &["evaluation.early_stopping_threshold"],

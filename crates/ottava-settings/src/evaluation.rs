@@ -13,6 +13,11 @@ use std::time::Duration;
 pub struct EvaluationConfig {
     /// Steps between evaluations; "end" evaluates only at the start and the end.
     pub eval_steps: Interval,
+    /// Sequences per batch of an evaluation, on each rank that has batches of its own; without the key, training.per_device_train_batch_size. The size
+    /// changes losses by rounding only, or, in recipes with one scale per tensor, by the scales of the batches.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(example = 8)]
+    pub per_device_eval_batch_size: Option<usize>,
     /// Files of tasks that each evaluation computes besides the validation loss, such as ["tasks/words.toml"] (docs/tasks.md). metrics.jsonl gets
     /// eval_TASK_METRIC for each task and metric.
     pub tasks: Vec<PathBuf>,
@@ -97,6 +102,7 @@ impl Default for EvaluationConfig {
     fn default() -> EvaluationConfig {
         EvaluationConfig {
             eval_steps: Interval::End,
+            per_device_eval_batch_size: None,
             tasks: Vec::new(),
             load_best_model_at_end: false,
             metric_for_best_model: "eval_loss".into(),

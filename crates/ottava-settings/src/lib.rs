@@ -57,6 +57,7 @@ mod schema;
 mod sentinel;
 mod sentinel_runs;
 mod starter;
+mod streaming;
 mod tagged;
 #[cfg(test)]
 mod tests;

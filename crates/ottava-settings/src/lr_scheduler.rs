@@ -32,7 +32,7 @@ pub enum Warmup {
 
 impl Default for LrSchedulerConfig {
     fn default() -> LrSchedulerConfig {
-        LrSchedulerConfig { kind: SchedulerType::Cosine(Decay::default()), warmup_steps: Warmup::Steps(100) }
+        LrSchedulerConfig { kind: SchedulerType::Cosine(Decay::default()), warmup_steps: Warmup::Share(0.03) }
     }
 }
 

@@ -96,6 +96,7 @@ impl RunConfig {
             "`model.path` is not set: name a model folder, or a config.json for random weights",
         );
         self.check_datasets(problems);
+        self.check_streaming(problems);
         problems.demand(!self.output_dir.as_os_str().is_empty(), "`output_dir` is empty: name a folder for the run");
     }
 

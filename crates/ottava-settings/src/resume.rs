@@ -9,8 +9,15 @@ impl RunConfig {
     /// Checks that a run that was saved with `saved` may resume with `self`. Settings that define the run must be equal. Other changed settings are
     /// returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
-        const FREE: &[&str] =
-            &["output_dir", "device", "generation", "data.cache_dir", "checkpoint.async_save", "lora.init_from"];
+        const FREE: &[&str] = &[
+            "output_dir",
+            "device",
+            "generation",
+            "data.cache_dir",
+            "data.cached_shards",
+            "checkpoint.async_save",
+            "lora.init_from",
+        ];
         // Paths may differ: the content at these paths is compared when the run resumes.
         const STEERS: &[&str] = &[
             "model.path",

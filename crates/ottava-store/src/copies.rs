@@ -38,9 +38,7 @@ impl Bucket {
                 Error::Data(format!("{}: {why}", self.place(&object.name)))
             })?);
         }
-        let list = names.iter().zip(&contents).map(|(name, content)| format!("{name}\n{}\n", content.display()));
-        let key = sha256(list.collect::<String>().as_bytes());
-        let tree = folder.join("trees").join(&key[..16]);
+        let tree = tree(&names, &contents, folder);
         if names.iter().zip(objects).all(|(name, object)| is_whole(&tree.join(name), object)) {
             return Ok(tree);
         }
@@ -50,6 +48,16 @@ impl Bucket {
             link(content, &tree.join(name))?;
         }
         Ok(tree)
+    }
+
+    /// Removes the copies that [`Bucket::copies`] with the same arguments has made. What cannot be removed stays.
+    pub fn remove_copies(&self, objects: &[Object], start: &str, folder: &Path) {
+        let contents: Vec<PathBuf> = objects.iter().map(|object| self.path(object, folder)).collect();
+        let names: Vec<&str> = objects.iter().filter_map(|object| relative(&object.name, start)).collect();
+        let of_contents = contents.iter().filter_map(|content| Some(content.parent()?.to_path_buf()));
+        for copy in of_contents.chain([tree(&names, &contents, folder)]) {
+            let _ = std::fs::remove_dir_all(copy);
+        }
     }
 
     /// Downloads the objects whose copies in `paths` are not whole.
@@ -92,6 +100,13 @@ impl Bucket {
         self.get_file(&object.name, object.size, &part)?;
         std::fs::rename(&part, path).map_err(Error::io(path))
     }
+}
+
+/// Returns the folder in `folder` with the links `names` to `contents`.
+fn tree(names: &[&str], contents: &[PathBuf], folder: &Path) -> PathBuf {
+    let list = names.iter().zip(contents).map(|(name, content)| format!("{name}\n{}\n", content.display()));
+    let key = sha256(list.collect::<String>().as_bytes());
+    folder.join("trees").join(&key[..16])
 }
 
 /// Makes `folder`, and returns its lock, after other processes that write into it. `check` ends the wait by an error.

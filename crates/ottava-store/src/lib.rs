@@ -30,4 +30,4 @@ mod xml;
 
 pub use bucket::{Bucket, Object};
 pub use place::is_store;
-pub use web::page;
+pub use web::{page, remove_page};

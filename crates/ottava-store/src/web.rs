@@ -43,7 +43,7 @@ pub fn page(setting: &str, text: &str, folder: &Path, look: &mut dyn FnMut(u64, 
             "`{setting}` is {url}, which names no file; name a file, such as {url}/train.jsonl"
         )));
     }
-    let folder = folder.join(&sha256(text.as_bytes())[..16]);
+    let folder = folder_of(text, folder);
     let (path, etag) = (folder.join(name), folder.join(".etag"));
     let _lock = lock(&folder, &|| interrupt::check("waiting for another download of the same file"))?;
     let known = std::fs::read_to_string(&etag).ok().filter(|_| path.is_file());
@@ -67,6 +67,16 @@ pub fn page(setting: &str, text: &str, folder: &Path, look: &mut dyn FnMut(u64, 
         replace_file(&RealFs, &etag, found.as_bytes())?;
     }
     Ok(path)
+}
+
+/// Removes the copy of [`page`] in a subfolder of `folder`. What cannot be removed stays.
+pub fn remove_page(text: &str, folder: &Path) {
+    let _ = std::fs::remove_dir_all(folder_of(text, folder));
+}
+
+/// Returns the subfolder of `folder` with the copy of the file at the address `text`.
+fn folder_of(text: &str, folder: &Path) -> PathBuf {
+    folder.join(&sha256(text.as_bytes())[..16])
 }
 
 /// Replaces the values of the query of `url` in `text`: they may be keys.

@@ -56,7 +56,7 @@ impl Passes {
             phase: Phase::Evaluation,
             pass: Pass::Evaluation,
             micro_batches: config.parallel.pipeline,
-            rows: config.micro_batch_rows(),
+            rows: config.evaluation_rows(),
         }
     }
 }

@@ -30,6 +30,7 @@ impl Trainer {
             () if has(&["finetuning_type", "stage", "cutoff_len", "template"]) => Trainer::LlamaFactory,
             () if has(&["model_name_or_path", "dataset_name"]) => Trainer::Trl,
             () if has(&["zero_optimization", "train_micro_batch_size_per_gpu"]) => Trainer::DeepSpeed,
+            () if has_tables_of_deepspeed(table) => Trainer::DeepSpeed,
             () => Trainer::Other,
         }
     }
@@ -55,9 +56,12 @@ impl Trainer {
             (_, "lora_dropout", _) if self.switches_dropout_off(table) => {
                 Some(("lora.lora_dropout", Value::Float(0.0)))
             }
-            // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax.
+            // Both quantize by torchao's or Accelerate's scale per tensor, from the tensor's own amax, unless Axolotl names rows.
             (Trainer::Axolotl | Trainer::LlamaFactory, "fp8", Some(true)) => {
-                Some(("precision.recipe", Value::String("fp8-current".into())))
+                let recipe = table.get("fp8_config").and_then(|config| config.get("recipe")?.as_str());
+                let is_by_row = recipe.is_some_and(|recipe| recipe.starts_with("rowwise"));
+                let ours = if is_by_row { "fp8-row" } else { "fp8-current" };
+                Some(("precision.recipe", Value::String(ours.into())))
             }
             // Their examples write years, which is no limit.
             (_, "ddp_timeout", _) => Some((
@@ -150,6 +154,12 @@ impl Trainer {
         }
         defaults
     }
+}
+
+/// Whether a file has tables that only files of DeepSpeed have.
+fn has_tables_of_deepspeed(table: &Map<String, Json>) -> bool {
+    let has = |name: &str, key: &str| table.get(name).is_some_and(|inner| inner.get(key).is_some());
+    has("fp16", "enabled") || has("bf16", "enabled") || has("optimizer", "params") || has("scheduler", "params")
 }
 
 /// Our key for a key that several of TRL's trainers have, by the trainer that a file with the keys of `table` is for.

@@ -2,6 +2,7 @@
 
 mod cpo;
 mod datasets;
+mod deepspeed;
 mod defaults;
 mod fields;
 mod policy;
@@ -11,7 +12,7 @@ mod tests;
 mod trainer_tests;
 
 use crate::names::{self, Known};
-use crate::words::{self, Translation};
+use crate::words::{self, InFile, Translation};
 use crate::{RunConfig, keys, paths};
 use datasets::DataSets;
 use defaults::Trainer;
@@ -24,7 +25,7 @@ use std::fmt::Write;
 use std::path::Path;
 use toml::{Table, Value};
 
-/// The largest file.
+/// The maximum size of a file, in bytes.
 const MAX_BYTES: u64 = 64 << 10;
 
 /// A translated file.
@@ -47,10 +48,11 @@ pub struct Imported {
 pub fn import(path: &Path) -> Result<Imported> {
     let wrong = |reason: String| Error::Config(format!("{}: {reason}", path.display()));
     let text = input::read_text(path, MAX_BYTES).map_err(|error| wrong(error.to_string()))?;
-    let yaml = match policy::yaml_of_script(&text) {
+    let mut yaml = match policy::yaml_of_script(&text) {
         Some(script) => script,
         None => Yaml::parse(&text).map_err(|error| wrong(format!("this is not YAML: {error}")))?,
     };
+    deepspeed::read_into(&mut yaml.table, path, MAX_BYTES).map_err(wrong)?;
     let trainer = Trainer::of(&yaml.table);
     let policy = policy::dialect(trainer, &yaml.table).map(|dialect| (dialect, dialect.read(&yaml.table)));
     let mut import = Import {
@@ -171,9 +173,12 @@ impl Import<'_> {
             return self.refuse(path, "a list with a gap is not translated");
         };
         // DeepSpeed leaves these values to the program that uses it.
-        let is_open = self.trainer == Trainer::DeepSpeed && value.as_str() == Some("auto");
-        if value.as_str() == Some("") || is_open {
+        let is_of_deepspeed = self.trainer == Trainer::DeepSpeed || words::is_of_deepspeed(path);
+        if value.as_str() == Some("") || (is_of_deepspeed && value.as_str() == Some("auto")) {
             return;
+        }
+        if is_of_deepspeed && deepspeed::is_switched_off(path, &self.yaml.table) {
+            return self.not_needed(path, "the table is not switched on: `enabled` is not true");
         }
         match self.policy.as_ref().map(|(dialect, reader)| (dialect.find(path, reader), reader.value_of(path))) {
             None | Some((Found::Usual, _)) => {}
@@ -189,24 +194,24 @@ impl Import<'_> {
             let words = words.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_lowercase));
             return words.for_each(|words| words.split([' ', ',']).for_each(|word| self.word_of_fsdp(word)));
         }
-        let last = path.rsplit('.').next().unwrap_or_default();
-        if let Some((ours, value)) = self.trainer.own(last, &value, &self.yaml.table) {
-            return self.add(path, ours, value);
-        }
-        let parent = path.rsplit_once('.').map(|(table, _)| table);
-        match words::translate(path, &value) {
-            Some(translation) => self.translated(path, translation),
-            // The reason of a table counts more than a key of ours with the same last part.
-            None => match parent.and_then(|table| words::translate(table, &value)) {
-                Some(Translation::Refused(reason)) => self.refuse(path, reason),
-                Some(Translation::Needless(reason)) => self.not_needed(path, reason),
-                _ => match self.known.path_of(last).filter(|_| !parent.is_some_and(|table| table.ends_with("_kwargs")))
-                {
-                    Some(ours) => self.add(path, &ours, value),
-                    None => self.refuse(path, "this key is not known"),
+        match words::in_file(path, &value) {
+            InFile::OfTable(Some(reason)) => self.translated(path, reason),
+            InFile::OfTable(None) => self.refuse(path, "this key of a table is not supported"),
+            InFile::Word(name, translation) => match self.trainer.own(&name, &value, &self.yaml.table) {
+                Some((ours, value)) => self.add(path, ours, value),
+                None => match (translation, self.key_of_ours(&name)) {
+                    (Some(translation), _) => self.translated(path, translation),
+                    (None, Some(ours)) => self.add(path, &ours, value),
+                    (None, None) => self.refuse(path, "this key is not known"),
                 },
             },
         }
+    }
+
+    /// The only key of ours whose last part is `name`. Only a file of reinforcement learning has keys of its tables.
+    fn key_of_ours(&self, name: &str) -> Option<String> {
+        let is_of_others = |path: &String| words::OTHER_OBJECTIVES.iter().any(|table| path.starts_with(table));
+        self.known.path_of(name).filter(|path| self.policy.is_some() || !is_of_others(path))
     }
 
     fn translated(&mut self, path: &str, translation: Translation) {
@@ -305,7 +310,7 @@ impl Import<'_> {
 
     fn refuse(&mut self, path: &str, reason: &str) {
         let note = self.note(path, reason);
-        if words::ours(path) == Some(OBJECTIVE) {
+        if words::is_in_file(path, OBJECTIVE) {
             self.objective.get_or_insert(note.clone());
         }
         self.refused.push(note);

@@ -161,6 +161,20 @@ impl RunConfig {
         }
     }
 
+    /// Examples of a batch of an evaluation. The batches of losses that compare the examples of a batch are those of training.
+    pub fn evaluation_batch(&self) -> usize {
+        let of_training = self.training.per_device_train_batch_size;
+        match self.objective() {
+            ObjectiveKind::Embedding | ObjectiveKind::Labels | ObjectiveKind::Reinforcement => of_training,
+            _ => self.evaluation.per_device_eval_batch_size.unwrap_or(of_training),
+        }
+    }
+
+    /// Rows of a batch of an evaluation, as [`RunConfig::micro_batch_rows`].
+    pub fn evaluation_rows(&self) -> usize {
+        self.micro_batch_rows() / self.training.per_device_train_batch_size * self.evaluation_batch()
+    }
+
     /// Rows of a micro-batch; a pair has two rows, and an example of `[embedding]` has a row for each text.
     pub fn micro_batch_rows(&self) -> usize {
         let texts = if self.objective() == ObjectiveKind::Embedding { self.embedding.texts() } else { 1 };

@@ -289,9 +289,9 @@ pub(super) const ROWS: &[Row] = &[
     ("default_system", Not("write the system message into the records")),
     ("default_system_message", Not("write the system message into the records")),
     ("max_samples", Not("set `max_steps` under [training], or name a file with fewer records")),
-    ("streaming", Needless("files are read once and their tokens cached on disk, whatever their size")),
-    ("dataset_streaming", Needless("files are read once and their tokens cached on disk, whatever their size")),
-    ("streaming_*", Needless("files are read once and their tokens cached on disk, whatever their size")),
+    ("dataset_streaming", Is("data.streaming")),
+    ("streaming_*", Needless(SHUFFLED)),
+    ("buffer_size", Needless(SHUFFLED)),
     ("pretrain_multipack_*", Needless("`packing = \"bfd\"` under [data] has no further settings")),
     ("dataset_prepared_path", Is("data.cache_dir")),
     ("tokenized_path", Is("data.cache_dir")),
@@ -354,4 +354,5 @@ const SETS: &str = "name the files in `train_files` under [data], whose records 
 const VALIDATION: &str = "name the files with validation documents in `val_files` under [data]";
 const EVAL_PACKING: &str = "validation documents have rows of their own";
 const NO_PADDING: &str = "rows have `max_length` tokens; `packing` under [data] decides how documents fill them";
+const SHUFFLED: &str = "with `streaming`, documents of `shuffle_shards` files under [data] are shuffled together";
 const CORES: &str = "tokenizing uses all cores, and batches are read ahead";

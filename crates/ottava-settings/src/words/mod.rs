@@ -4,6 +4,7 @@ mod data;
 mod meaning;
 mod parallel;
 mod precision;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod training;
@@ -18,7 +19,7 @@ pub(super) const DATASETS: &str = "data.datasets";
 pub(super) const REWARDS: &str = "reinforcement.rewards";
 
 /// The starts of our keys of reinforcement learning and distillation. Some keys for preferences have the same last part.
-const OTHER_OBJECTIVES: [&str; 2] = ["reinforcement.", "distillation."];
+pub(super) const OTHER_OBJECTIVES: [&str; 2] = ["reinforcement.", "distillation."];
 
 /// The translation of one key.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,18 +50,53 @@ fn meaning(path: &str) -> Option<&'static Meaning> {
     }
     let last_two = path.rmatch_indices('.').nth(1).map_or(path.as_str(), |(at, _)| &path[at + 1..]);
     let last = path.rsplit('.').next().unwrap_or_default();
+    let dotted = if last_two.contains('.') { row(last_two) } else { None };
+    dotted.or_else(|| row(last))
+}
+
+/// The row of `name`: of the name itself, or of its beginning.
+fn row(name: &str) -> Option<&'static Meaning> {
     let rows = || [training::ROWS, data::ROWS, precision::ROWS, parallel::ROWS].into_iter().flatten();
-    let find = |name: &str| {
-        let whole = rows().find(|(theirs, _)| *theirs == name);
-        // The beginning of a key is no beginning of its table.
-        let starts = |theirs: &str| {
-            let start = theirs.strip_suffix('*').filter(|start| start.contains('.') == name.contains('.'));
-            start.is_some_and(|start| name.starts_with(start))
-        };
-        whole.or_else(|| rows().find(|(theirs, _)| starts(theirs)))
+    let whole = rows().find(|(theirs, _)| *theirs == name);
+    // The beginning of a key is no beginning of its table.
+    let starts = |theirs: &str| {
+        let start = theirs.strip_suffix('*').filter(|start| start.contains('.') == name.contains('.'));
+        start.is_some_and(|start| name.starts_with(start))
     };
-    let dotted = if last_two.contains('.') { find(last_two) } else { None };
-    dotted.or_else(|| find(last)).map(|(_, meaning)| meaning)
+    whole.or_else(|| rows().find(|(theirs, _)| starts(theirs))).map(|(_, meaning)| meaning)
+}
+
+/// What a key of another trainer's file is.
+pub(super) enum InFile {
+    /// A word with its translation, if it has one, and its name, which may also be a name of ours.
+    Word(String, Option<Translation>),
+    /// A key of a table that is no word, with the answer of the row for its whole path or of its table.
+    OfTable(Option<Translation>),
+}
+
+/// Looks up the key at `path` of another trainer's file. A key in a table is a word only if [`tables`] lists its whole path.
+pub(super) fn in_file(path: &str, value: &Value) -> InFile {
+    let path = tables::own_path(path);
+    if tables::is_word(&path) {
+        let translation = translate(&path, value);
+        let name = path.rsplit('.').next().unwrap_or_default().to_string();
+        return InFile::Word(name, translation);
+    }
+    let whole = row(&path).map(|meaning| translate_by(meaning, value));
+    let table = || translate(path.split('.').next()?, value);
+    let is_reason = |found: &Translation| matches!(found, Translation::Refused(_) | Translation::Needless(_));
+    InFile::OfTable(whole.or_else(table).filter(is_reason))
+}
+
+/// Whether the key at `path` of another trainer's file is translated to our key `ours`.
+pub(super) fn is_in_file(path: &str, key: &str) -> bool {
+    let path = tables::own_path(path);
+    tables::is_word(&path) && ours(&path) == Some(key)
+}
+
+/// Whether the key at `path` is one of DeepSpeed's file, within a file of another trainer.
+pub(super) fn is_of_deepspeed(path: &str) -> bool {
+    tables::of_deepspeed(path).is_some()
 }
 
 /// Our key for another trainer's `name`, if there is one.

@@ -61,8 +61,16 @@ pub(super) const ROWS: &[Row] = &[
     ("zero_optimization", Not("write `zero = 1`, 2 or 3 under [parallel], and `offload_optimizer` under [memory]")),
     ("zero_optimization.stage", Is("parallel.zero")),
     ("zero_optimization.*", Needless(BUCKETS)),
-    ("deepspeed", Not("write `zero = 1`, 2 or 3 under [parallel]; `ottava import` translates the file")),
+    ("deepspeed", Not(DEEPSPEED)),
+    ("deepspeed_config_file", Not(DEEPSPEED)),
     ("deepspeed_plugin", Not("write `zero = 1`, 2 or 3 under [parallel]")),
+    ("deepspeed_*", Needless(LAUNCH)),
+    ("offload_optimizer_device", Values("memory.offload_optimizer", DEVICES)),
+    ("offload_param_device", Values("memory.offload_parameters", DEVICES)),
+    ("zero3_*", Needless("weights are gathered to save them, and never initialized whole on a rank")),
+    ("zero_allow_untested_optimizer", Needless(BUCKETS)),
+    ("zero_force_ds_cpu_optimizer", Needless(BUCKETS)),
+    ("activation_checkpointing.*", Needless(POLICIES)),
     ("plugin", Values("parallel.zero", PLUGINS)),
     ("fsdp", Values("parallel.zero", FSDP_WORDS)),
     ("fsdp_config", Needless(FSDP)),
@@ -179,6 +187,20 @@ pub(super) const ROWS: &[Row] = &[
     ("main_training_function", Needless(LAUNCH)),
     ("gpu_count", Not(LAUNCH)),
     ("node_count", Not(LAUNCH)),
+    ("steps_per_print", Needless("`logging_steps` under [logging] is the number of steps between lines")),
+    ("wall_clock_breakdown", Needless(PROFILES)),
+    ("flops_profiler", Needless(PROFILES)),
+    ("comms_logger", Needless(PROFILES)),
+    ("memory_breakdown", Needless(PROFILES)),
+    ("dump_state", Needless(PROFILES)),
+    ("profile_*", Needless(PROFILES)),
+    ("aio", Needless("states are offloaded to host memory, not to disks")),
+    (
+        "megatron_lm_config",
+        Not("write `tensor`, `pipeline` and `expert` under [parallel], and `recompute` under [memory]"),
+    ),
+    ("dynamo_config", Needless(GRAPHS)),
+    ("accelerator_config", Needless("every rank reads its own rows of each batch")),
     ("torch_compile", Needless(GRAPHS)),
     ("torch_compile_*", Needless(GRAPHS)),
     ("compile", Needless(GRAPHS)),
@@ -290,6 +312,8 @@ const PINNED: &str = "memory for transfers is always pinned";
 const BUCKETS: &str = "gathers and reductions overlap with compute in buckets of a fixed size";
 const FSDP: &str =
     "`zero` under [parallel] is 3 for full sharding; blocks are gathered one after the other, ahead of their use";
+const DEEPSPEED: &str = "write `zero = 1`, 2 or 3 under [parallel]; `ottava import` reads the file that the key names, if it finds the file";
+const PROFILES: &str = "metrics.jsonl has the times of steps, and `ottava plan` prints memory and FLOPs";
 const OFFLOADED: &str = "write `zero = 3` under [parallel] and `offload_parameters = 1.0` under [memory]";
 const HYBRID: &str = "ranks are divided either all or not at all; sharding within groups is not implemented";
 const LAUNCH: &str = "`ottava train --gpus N`, torchrun, mpirun or srun start the ranks; the file does not";

@@ -116,7 +116,7 @@ pub(super) const ROWS: &[Row] = &[
     ("initial_loss_scale_power", Not("write `initial_loss_scale` under [precision]: 2 to that power")),
     ("fp16.initial_scale_power", Not("write `initial_loss_scale` under [precision]: 2 to that power")),
     ("loss_scale", Not(LOSS_SCALE)),
-    ("fp16.loss_scale", Not(LOSS_SCALE)),
+    ("fp16.loss_scale", Only(&["0"], LOSS_SCALE)),
     ("initial_scale", Is("precision.fp16.initial_loss_scale")),
     ("min_scale", Is("precision.fp16.min_loss_scale")),
     ("growth_interval", Is("precision.fp16.loss_scale_window")),

@@ -17,9 +17,9 @@ pub(super) const ROWS: &[Row] = &[
         "auto_find_batch_size",
         Only(&["false"], "`ottava plan` finds the largest `per_device_train_batch_size` that fits"),
     ),
-    ("per_device_eval_batch_size", Needless(EVAL_ROWS)),
-    ("eval_batch_size", Needless(EVAL_ROWS)),
-    ("eval_accumulation_steps", Needless(EVAL_ROWS)),
+    ("eval_batch_size", Is("evaluation.per_device_eval_batch_size")),
+    ("per_gpu_eval_batch_size", Is("evaluation.per_device_eval_batch_size")),
+    ("eval_accumulation_steps", Needless("losses are added up batch by batch, so nothing accumulates on the device")),
     ("sequence_parallel", Only(&["false"], "sequence parallelism is not implemented")),
     // Steps.
     ("max_steps", Values("training.max_steps", &[("-1", Default)])),
@@ -271,6 +271,5 @@ const OTHERS: &str = "the optimizers are \"adamw\", \"muon\" and \"lion\"";
 const LOW_RANK: &str = "optimizers on low-rank projections are not implemented; `storage = \"coat\"` under [optimizer] and adapters ([lora]) save memory";
 const SCHEDULES: &str = "the schedules are \"cosine\", \"linear\", \"constant\", \"warmup_stable_decay\", \"cosine_with_restarts\", \"polynomial\" and \"inverse_sqrt\"";
 const ONE_RATE: &str = "all weights have one `learning_rate`";
-const EVAL_ROWS: &str = "evaluations take rows of `per_device_train_batch_size`";
 const BY_EPOCH: &str = "write a number of steps; `ottava plan --show-data` prints the rows of an epoch";
 const BEST: &str = "`load_best_model_at_end = true` under [evaluation] saves and keeps the best checkpoint";

@@ -33,6 +33,8 @@ pub(super) struct Documents {
     batches: BatchLoader,
     /// Rows of a micro-batch.
     rows: usize,
+    /// Rows of a batch of an evaluation.
+    rows_of_evaluation: usize,
     rows_of_epoch: f64,
     sets: Vec<DataSet>,
     layout: RowLayout,
@@ -44,6 +46,7 @@ impl Documents {
         Ok(Documents {
             batches: BatchLoader::new(&data.sets, data.layout, state, share)?,
             rows: config.training.per_device_train_batch_size,
+            rows_of_evaluation: config.evaluation_batch(),
             rows_of_epoch: data.rows(),
             sets: data.sets.clone(),
             layout: data.layout,
@@ -78,10 +81,10 @@ impl Rows for Documents {
             let batches: Box<dyn Iterator<Item = Result<Batch>>> = match self.layout.packing {
                 Packing::Wrapped | Packing::Auto => {
                     let windows = Windows::blocks(self.layout.seq_len);
-                    Box::new(EvalLoader::new(dataset.clone(), *split, windows, self.rows)?)
+                    Box::new(EvalLoader::new(dataset.clone(), *split, windows, self.rows_of_evaluation)?)
                 }
                 Packing::Bfd | Packing::None => {
-                    Box::new(loader::whole_validation(dataset.clone(), *split, self.layout, self.rows)?)
+                    Box::new(loader::whole_validation(dataset.clone(), *split, self.layout, self.rows_of_evaluation)?)
                 }
             };
             let text = evaluate(model, batches, bytes, precision, step.partition(), &mut |_| {})?;

@@ -51,7 +51,7 @@ impl RunTasks {
             tasks.push((task, requests));
         }
         config.expect_metrics(&tasks.iter().flat_map(|(task, _)| metrics(task)).collect::<Vec<_>>())?;
-        let sizes = BatchSizes { tokens: config.micro_batch_rows() * max_length, max_length };
+        let sizes = BatchSizes { tokens: config.evaluation_rows() * max_length, max_length };
         Ok(RunTasks { tasks, sizes, drawer: None })
     }
 

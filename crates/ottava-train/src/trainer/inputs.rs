@@ -50,7 +50,7 @@ impl Inputs {
             tracing::info!("{}", tokenizer.describe_edges());
             // If the objective does not cut documents, its rows say how many documents are left out.
             let cuts = config.objective().properties().cuts_documents;
-            for set in data.sets.iter().filter(|_| cuts) {
+            for set in data.sets.iter().filter(|set| cuts && set.stream.is_none()) {
                 if let Some(sentence) = set.statistics.describe_fit(&data.layout) {
                     tracing::warn!("{}{sentence}", set.label());
                 }
@@ -68,7 +68,7 @@ impl Inputs {
         tokenizer.check_fits(sizes.vocabulary)?;
         // A checkpoint of adapters holds no other weights of the model.
         if let Some(resumed) = resumed.filter(|_| sizes.lora.is_none()) {
-            resumed.expect_model(config, &sizes)?;
+            resumed.expect_model(config, &template.config, &sizes)?;
         }
         Ok(Inputs { tokenizer, data, template, sizes })
     }

@@ -14,6 +14,8 @@ use ottava_recipe::recompute::Recompute;
 use ottava_settings::{ParallelConfig, RunConfig};
 use ottava_tensor::Device;
 use ottava_tensor::comm::Group;
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -370,26 +372,39 @@ fn is_within(path: &Path, folder: &Path) -> bool {
     matches!((path, folder), (Ok(path), Ok(folder)) if path.parent() == Some(&folder))
 }
 
-/// The maximum number of changes of a model that an error lists.
+/// The maximum number of changed keys of a `config.json` that an error lists.
 const MOST_CHANGES: usize = 8;
+
+/// Returns a sentence for each key of `config.json` whose value differs between `before` and `now`, if the earlier value would change the model.
+fn changes(config: &RunConfig, before: &ConfigFile, now: &ConfigFile) -> Vec<String> {
+    let [old, new] = [before, now].map(ConfigFile::values);
+    let sizes = config.trained_sizes(now).ok();
+    let changes_the_model = |key: &str| {
+        let mut values = new.clone();
+        match old.get(key) {
+            Some(value) => drop(values.insert(key.to_string(), value.clone())),
+            None => drop(values.remove(key)),
+        }
+        config.trained_sizes(&now.with_values(values)).ok() != sizes
+    };
+    let told = |value: Option<&Value>| match value {
+        None | Some(Value::Null) => "not set".to_string(),
+        Some(value) => value.to_string(),
+    };
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    let changed = keys.into_iter().filter(|key| old.get(*key) != new.get(*key) && changes_the_model(key));
+    changed.map(|key| format!("`{key}` was {} and is {} now", told(old.get(key)), told(new.get(key)))).collect()
+}
 
 impl Resumed {
     /// Errors if the model's sizes or constants differ from the sizes and constants that the checkpoint was trained with.
-    pub(super) fn expect_model(&self, config: &RunConfig, sizes: &DecoderConfig) -> Result<()> {
-        let saved = config.trained_sizes(&ConfigFile::read(&self.path)?)?;
-        if saved == *sizes {
+    pub(super) fn expect_model(&self, config: &RunConfig, file: &ConfigFile, sizes: &DecoderConfig) -> Result<()> {
+        let saved = ConfigFile::read(&self.path)?;
+        if config.trained_sizes(&saved)? == *sizes {
             return Ok(());
         }
-        let (before, now) = (format!("{saved:#?}"), format!("{sizes:#?}"));
-        // A change is usually the same in all layers, so it is listed once.
-        let mut changed: Vec<_> = Vec::new();
-        for (before, now) in before.lines().zip(now.lines()).filter(|(before, now)| before != now) {
-            let [before, now] = [before, now].map(|line| line.trim().trim_end_matches(','));
-            let sentence = format!("`{before}` is now `{now}`");
-            if changed.len() < MOST_CHANGES && !changed.contains(&sentence) {
-                changed.push(sentence);
-            }
-        }
+        let mut changed = changes(config, &saved, file);
+        changed.truncate(MOST_CHANGES);
         Err(Error::Config(format!(
             "config.json of `model.path` has changed since {} was saved: {}. \
              Put it back, or start a new run with `model.path` set to the checkpoint",

@@ -38,6 +38,8 @@ mod prompts;
 mod public_settings;
 pub mod push;
 mod remote;
+mod remote_objects;
+mod remote_shards;
 mod sampling_flags;
 pub mod schema;
 pub mod serve;

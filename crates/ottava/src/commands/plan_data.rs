@@ -33,6 +33,8 @@ pub struct Data {
     /// The data sets of a mixture.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sets: Vec<SetPlan>,
+    /// Whether the other fields are of a sample of the files, because the run fetches its files while it trains.
+    is_sample: bool,
 }
 
 /// One of several data sets.
@@ -69,6 +71,9 @@ impl Data {
             return Data::of_prompts(config, &data, &tokenizer, rows);
         }
         let TrainingData { sets, layout, .. } = &data;
+        // Of a stream, the files that were fetched as a sample are shown.
+        let sampled = |set: &DataSet| DataSet { stream: None, ..set.clone() };
+        let sets = &sets.iter().map(sampled).collect::<Vec<_>>();
         let counted = (data.rows().floor() as u64).clamp(1, COUNTED);
         let [counted_tokens, target_tokens] = count_targets(sets, *layout, config.seed, counted)?;
         let sum = |count: fn(&DataSet) -> u64| sets.iter().map(count).sum();
@@ -82,6 +87,7 @@ impl Data {
             truncated: sum(|set| set.statistics.fit.truncated),
             left_out: if layout.packing == Packing::Wrapped { 0 } else { sum(|set| set.statistics.fit.left_out) },
             fit: fits.collect(),
+            is_sample: config.data.streaming,
             shown: preview(sets, *layout, config.seed, &tokenizer, rows)?,
             sets: data.shares().into_iter().zip(sets).map(|(share, set)| SetPlan::new(set, share, &data)).collect(),
         })
@@ -103,6 +109,7 @@ impl Data {
             truncated: 0,
             left_out,
             fit,
+            is_sample: false,
             shown: preview_prompts(&mut prompts, tokenizer, count)?,
             sets: data
                 .shares()
@@ -115,18 +122,21 @@ impl Data {
 
     pub fn print(&self) {
         let share = self.target_tokens as f64 / self.counted_tokens.max(1) as f64 * 100.0;
-        out!("\n  {} documents, {} tokens", self.documents, self.tokens);
+        let of = if self.is_sample { "a sample of the files, which are fetched while the run trains: " } else { "" };
+        out!("\n  {of}{} documents, {} tokens", self.documents, self.tokens);
         match self.counted_tokens {
             0 => out!("  {} prompts to train on; tokens of completions contribute to the loss", self.rows),
             _ => out!(
-                "  {:.1} rows an epoch; {share:.1} % of their tokens, padding excluded, contribute to the loss",
-                self.rows
+                "  {:.1} {}; {share:.1} % of their tokens, padding excluded, contribute to the loss",
+                self.rows,
+                if self.is_sample { "rows of the sample" } else { "rows an epoch" }
             ),
         }
         self.fit.iter().for_each(|fit| out!("  {fit}"));
         for SetPlan { name, documents, tokens, share, passes } in self.sets.iter().filter(|set| !set.name.is_empty()) {
+            let passes = if self.is_sample { String::new() } else { format!(", read {passes:.3} times in an epoch") };
             out!(
-                "  {name}: {:.2} % of the tokens of a run; {documents} documents, {tokens} tokens, read {passes:.3} times in an epoch",
+                "  {name}: {:.2} % of the tokens of a run; {documents} documents, {tokens} tokens{passes}",
                 share * 100.0
             );
         }

@@ -72,6 +72,12 @@ fn described(kinds: &str, data: &TrainingData) -> String {
     let sum = |count: fn(&ottava_data::DataSet) -> u64| data.sets.iter().map(count).sum::<u64>();
     let documents = sum(|set| set.dataset.len() as u64);
     let tokens = sum(|set| set.dataset.total_tokens());
+    let files: usize = data.sets.iter().filter_map(|set| Some(set.stream.as_ref()?.shards().count())).sum();
+    if files > 0 {
+        return format!(
+            "{files} files that are fetched while the run trains; a sample, {kinds}, has {documents} documents, {tokens} tokens"
+        );
+    }
     format!("{kinds}; {documents} documents, {tokens} tokens, {:.1} rows an epoch", data.rows())
 }
 

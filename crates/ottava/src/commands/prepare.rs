@@ -3,7 +3,7 @@
 use super::remote::{Reads, load_run};
 use crate::output::{print_json, stop_on_signals};
 use clap::Args;
-use ottava_common::Result;
+use ottava_common::{Error, Result};
 use ottava_data::{DataSet, Part, PreparedPart, Tokenizer, write_megatron};
 use ottava_settings::Loaded;
 use serde_json::json;
@@ -38,6 +38,12 @@ impl Prepare {
         stop_on_signals("stopping")?;
         let Loaded { mut config, old_keys } = load_run(&self.config, &self.settings, Reads::Shapes)?;
         old_keys.into_iter().for_each(|text| tracing::warn!("{text}"));
+        if config.data.streaming {
+            return Err(Error::Config(format!(
+                "{}: `data.streaming` is true, so `ottava train` tokenizes files while it trains; to tokenize all files now, add --set data.streaming=false",
+                self.config.display()
+            )));
+        }
         let tokenizer = Tokenizer::load(config.tokenizer_path())?;
         // `resolve_data` sets the packing of the run, for which rows are counted.
         config.resolve_data()?;

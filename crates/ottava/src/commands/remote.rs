@@ -1,11 +1,14 @@
 //! Names of the Hugging Face Hub and objects of stores in settings and on the command line: the one place that replaces them by local paths.
 
+use super::remote_objects::{Listed, bucket, is_page, listed, partners};
+use super::remote_shards::shards;
 use crate::output::Transfer;
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_common::{Error, Result, input};
-use ottava_hub::{DataId, Hub, Kind, Pins, RepoId, Watch, matches};
-use ottava_settings::{DatasetConfig, Loaded, RunConfig, WeightInit};
-use ottava_store::{Bucket, Object, is_store, page};
+use ottava_data::Shards;
+use ottava_hub::{DataId, Hub, Kind, Pins, RepoId, Watch};
+use ottava_settings::{DatasetConfig, Loaded, RunConfig, WeightInit, without_queries};
+use ottava_store::{Bucket, is_store, page};
 use ottava_tensor::comm::Group;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -59,7 +62,7 @@ fn objects(paths: &[PathBuf], copies: &Path, reads: Reads) -> Result<Vec<PathBuf
     let mut files = Vec::new();
     for path in paths {
         let text = path.to_string_lossy();
-        let is_page = ["https://", "http://"].iter().any(|scheme| text.starts_with(scheme));
+        let is_page = is_page(&text);
         if reads == Reads::Names || !(is_page || is_store(&text)) {
             files.push(path.clone());
             continue;
@@ -69,62 +72,28 @@ fn objects(paths: &[PathBuf], copies: &Path, reads: Reads) -> Result<Vec<PathBuf
             files.push(page("data.train_files", &text, copies, &mut |done, total| transfer.at(shown, done, total))?);
             continue;
         }
-        let (scheme, rest) = text.split_once("://").expect("the address of a store has a scheme");
-        let (bucket, pattern) = rest.split_once('/').unwrap_or((rest, ""));
-        let bucket = Bucket::from_env("data.train_files", &format!("{scheme}://{bucket}"))?;
-        files.extend(copied(&bucket, pattern.trim_end_matches('/'), copies)?);
+        let (bucket, pattern) = bucket("data.train_files", &text)?;
+        files.extend(copied(&bucket, &pattern, copies)?);
     }
     Ok(files)
 }
 
 /// Returns the local copies of what `pattern` names in `bucket`: files, or a folder, whose files the reader of the data chooses.
 fn copied(bucket: &Bucket, pattern: &str, copies: &Path) -> Result<Vec<PathBuf>> {
-    let plain = &pattern[..pattern.find(['*', '?']).unwrap_or(pattern.len())];
-    let mut found = bucket.list(plain)?;
-    // Some programs make empty objects for folders.
-    found.retain(|object| !object.name.ends_with('/'));
-    let folder = if pattern.is_empty() { String::new() } else { format!("{pattern}/") };
-    let is_folder = plain == pattern && found.iter().all(|object| object.name != pattern);
-    let start = if is_folder { folder.as_str() } else { &plain[..plain.rfind('/').map_or(0, |at| at + 1)] };
-    match is_folder {
-        true => found.retain(|object| object.name.starts_with(&folder)),
-        false => {
-            let below = format!("{pattern}/**");
-            found.retain(|object| matches(pattern, &object.name) || plain != pattern && matches(&below, &object.name));
-        }
-    }
+    let Listed { objects: mut found, start, is_folder } = listed(bucket, pattern)?;
     let text = bucket.place(pattern);
-    if found.is_empty() {
-        return Err(Error::Data(format!("{text}: no object has a name of this pattern")));
-    }
     let names: Vec<String> = found.iter().map(|object| object.name.clone()).collect();
     if !is_folder {
         found.extend(partners(bucket, &names)?);
     }
     let mut transfer = Transfer::new("downloaded");
-    let root = bucket.copies(&found, start, copies, &mut |done, total| transfer.at(&text, done, total))?;
+    let root = bucket.copies(&found, &start, copies, &mut |done, total| transfer.at(&text, done, total))?;
     if is_folder {
         return Ok(vec![root]);
     }
     // A pair of Megatron-LM counts once, as in a pattern of local files.
     let is_index = |name: &str| name.strip_suffix(".idx").is_some_and(|stem| names.contains(&format!("{stem}.bin")));
     Ok(names.iter().filter(|name| !is_index(name)).map(|name| root.join(&name[start.len()..])).collect())
-}
-
-/// Returns the objects that belong to `names` without being named: the index of tokens of Megatron-LM, or the tokens of an index.
-fn partners(bucket: &Bucket, names: &[String]) -> Result<Vec<Object>> {
-    let mut found = Vec::new();
-    for name in names {
-        let partner = match name.rsplit_once('.') {
-            Some((stem, "bin")) => format!("{stem}.idx"),
-            Some((stem, "idx")) => format!("{stem}.bin"),
-            _ => continue,
-        };
-        if !names.contains(&partner) {
-            found.extend(bucket.list(&partner)?.into_iter().filter(|object| object.name == partner));
-        }
-    }
-    Ok(found)
 }
 
 impl Remote {
@@ -183,13 +152,29 @@ impl Remote {
             }
         }
         let (copies, data) = (config.cache_dir().join("objects"), &mut config.data);
+        let (is_listed, mut shards) = (!data.shards.is_empty(), Vec::new());
         let of_sets =
             data.datasets.iter_mut().map(|DatasetConfig { train_files, val_files, .. }| (train_files, val_files));
         for (train, validation) in of_sets.chain([(&mut data.train_files, &mut data.val_files)]) {
-            *train = self.data_files(&objects(train, &copies, reads)?, &["train"], reads)?;
+            if !data.streaming || reads == Reads::Names {
+                *train = self.data_files(&objects(train, &copies, reads)?, &["train"], reads)?;
+            } else if !is_listed && !train.is_empty() {
+                shards.push(self.shards(train, &copies)?);
+                // Addresses may hold keys, and later uses of the settings need names alone.
+                train.iter_mut().for_each(|path| *path = without_queries_of(path));
+            }
             *validation = self.data_files(&objects(validation, &copies, reads)?, VALIDATION, reads)?;
         }
+        data.shards.extend(shards);
         Ok(())
+    }
+
+    /// Lists the files of streamed data, which are fetched later.
+    fn shards(&self, paths: &[PathBuf], copies: &Path) -> Result<Shards> {
+        let ask = |id: &DataId, splits: &[&str]| {
+            self.ask(|hub| hub.data_shards(id, splits, &mut Transfer::new("downloaded")))
+        };
+        shards(paths, copies, &ask, &|| self.pins.borrow().clone())
     }
 
     /// Returns the local files of `paths`. A name of the Hub stands for the files of a split, by default the first of
@@ -225,6 +210,12 @@ impl Remote {
         self.pins.replace(hub.pins());
         Ok(answer)
     }
+}
+
+/// Returns `path`, without the query if it is the address of a file of a web server.
+fn without_queries_of(path: &Path) -> PathBuf {
+    let text = path.to_string_lossy();
+    if is_page(&text) { PathBuf::from(without_queries(&text)) } else { path.to_path_buf() }
 }
 
 /// Adds to the error of a name of the Hub that it may be a misspelled path.

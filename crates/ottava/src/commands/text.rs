@@ -206,7 +206,7 @@ impl Tokens {
         seq_len: usize,
         padding: Option<i64>,
     ) -> Result<(PreferenceSums, usize)> {
-        let layout = RowLayout { seq_len, packing: Packing::None, document_mask: false };
+        let layout = RowLayout { seq_len, packing: Packing::None, document_mask: false, max_documents: None };
         // A pair has two rows.
         evaluate_rewards(model, self.dataset.clone(), layout, padding, self.rows.div_ceil(2))
     }
@@ -239,7 +239,7 @@ impl Tokens {
             let text = "--stride is for texts; each document of chats and completions is evaluated separately";
             return Err(Error::Config(text.into()));
         }
-        let layout = RowLayout { seq_len, packing: Packing::Bfd, document_mask: true };
+        let layout = RowLayout { seq_len, packing: Packing::Bfd, document_mask: true, max_documents: None };
         let fit = Fit::of_all(&dataset, &layout)?;
         if fit.left_out == fit.documents {
             let text = format!("no document has a token of an answer within --max-length = {seq_len}; raise that");

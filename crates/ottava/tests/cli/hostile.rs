@@ -104,7 +104,7 @@ fn numbers_near_the_limits_of_integers_are_refused() {
         }
     }
     let many = ["plan", "run.toml", "--set", "per_device_train_batch_size=262144", "--set", "max_length=16777216"];
-    fail_soon(&run, &many, 1, &["a micro-batch has at most"]);
+    fail_soon(&run, &many, 1, &["a batch has at most"]);
     for (rows, passes) in [("262144", "2"), ("1", "16777216"), ("16777216", "1")] {
         let (rows, passes) =
             (format!("per_device_train_batch_size={rows}"), format!("gradient_accumulation_steps={passes}"));

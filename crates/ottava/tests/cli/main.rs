@@ -37,6 +37,7 @@ mod signals;
 mod soak;
 mod soak_attack;
 mod stores;
+mod streamed_data;
 mod streams;
 mod tasks;
 mod tutorial;

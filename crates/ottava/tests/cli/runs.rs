@@ -114,11 +114,15 @@ fn a_changed_model_configuration_is_not_resumed() {
     run.checkpoint();
     let more = train(&["--resume"], &["max_steps=3"]);
     for (from, to, word) in [
-        ("\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e-6", "`eps: 1e-5` is now `eps: 1e-6`. Put"),
-        ("1e-5}", "1e-5, \"rope_theta\": 500000.0}", "theta: 500000.0"),
-        ("1e-5}", "1e-5, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}}", "factor: 2.0"),
-        ("\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2", "`kv_heads: 1` is now `kv_heads: 2`. Put"),
-        ("1e-5}", "1e-5, \"tie_word_embeddings\": true}", "tied: true"),
+        ("\"rms_norm_eps\": 1e-5", "\"rms_norm_eps\": 1e-6", "`rms_norm_eps` was 0.00001 and is 1e-6 now. Put"),
+        ("1e-5}", "1e-5, \"rope_theta\": 500000.0}", "`rope_theta` was 10000.0 and is 500000.0 now"),
+        (
+            "1e-5}",
+            "1e-5, \"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}}",
+            "`rope_scaling` was not set and is {\"type\":\"linear\",\"factor\":2.0} now",
+        ),
+        ("\"num_key_value_heads\": 1", "\"num_key_value_heads\": 2", "`num_key_value_heads` was 1 and is 2 now. Put"),
+        ("1e-5}", "1e-5, \"tie_word_embeddings\": true}", "is true now"),
     ] {
         run.replace("model/config.json", from, to);
         run.fail(&more, 1, &["config.json of `model.path` has changed", word]);

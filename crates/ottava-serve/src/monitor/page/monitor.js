@@ -196,7 +196,7 @@ async function ask() {
     soon = show(await response.json(), asked) || runs.size > known;
   } catch (error) {
     at("connection").className = "lost";
-    tell(at("connection"), `The server does not answer (${error.message}); what is shown is what it last said.`);
+    tell(at("connection"), `The server does not answer (${error.message}); what is shown is what it last said. The page of a training run ends with the run, and ottava monitor FOLDER shows the run again.`);
   }
   asking = false;
   timer = setTimeout(ask, soon ? 20 : document.hidden ? HIDDEN : SEEN);

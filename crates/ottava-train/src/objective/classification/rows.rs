@@ -20,6 +20,8 @@ pub(super) struct LabeledRows {
     rows: ExampleRows,
     /// Texts of a micro-batch.
     per_batch: usize,
+    /// Texts of a batch of an evaluation.
+    per_evaluated: usize,
     validation: Vec<Example>,
 }
 
@@ -43,7 +45,8 @@ impl LabeledRows {
         let rows = ExampleRows::new(&tokenizer, config.data.max_length, pad_token(opening.model)?);
         let validation = (0..loader.validation_len()).map(|i| loader.validation(i)).collect::<Result<_>>()?;
         let per_batch = config.training.per_device_train_batch_size;
-        Ok(LabeledRows { reader, loader, rows, per_batch, validation })
+        let per_evaluated = config.evaluation_batch();
+        Ok(LabeledRows { reader, loader, rows, per_batch, per_evaluated, validation })
     }
 }
 
@@ -75,8 +78,8 @@ impl Rows for LabeledRows {
         if self.validation.is_empty() {
             return Ok(None);
         }
-        let LabeledRows { reader, rows, per_batch, validation, .. } = self;
-        let texts = LabeledTexts { examples: validation, reader, rows, per_batch: *per_batch };
+        let LabeledRows { reader, rows, per_evaluated, validation, .. } = self;
+        let texts = LabeledTexts { examples: validation, reader, rows, per_batch: *per_evaluated };
         let LabelMetrics { loss, metrics } = texts.evaluate(model, step.partition(), precision)?;
         Ok(Some(Validation::of_one(Evaluation { loss, metrics })))
     }

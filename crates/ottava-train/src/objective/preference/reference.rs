@@ -64,8 +64,10 @@ impl ReferenceModel {
 
     /// The passes over rows besides the steps of `config`. A batch has `parts` micro-batches: 2 with mismatched rows, otherwise 1.
     pub(in crate::objective) fn passes(self, config: &RunConfig, parts: usize) -> Vec<Passes> {
-        let rows = config.micro_batch_rows();
-        let over = |phase, pass| Passes { phase, pass, micro_batches: parts, rows };
+        let over = |phase, pass| {
+            let rows = if phase == Phase::Evaluation { config.evaluation_rows() } else { config.micro_batch_rows() };
+            Passes { phase, pass, micro_batches: parts, rows }
+        };
         let mut passes = Vec::new();
         if config.validates() {
             passes.push(over(Phase::Evaluation, Pass::Evaluation));

@@ -22,6 +22,8 @@ pub(in crate::objective) struct PreferenceRows {
     validation: Records,
     /// Pairs or completions of a micro-batch.
     per_batch: usize,
+    /// Pairs or completions of a batch of an evaluation.
+    per_evaluated: usize,
     /// Pairs or completions of a step, over all ranks.
     per_step: usize,
     reference: Reference,
@@ -64,6 +66,7 @@ impl PreferenceRows {
             loader: PreferenceLoader::new(records, *state, share)?,
             validation,
             per_batch: config.training.per_device_train_batch_size,
+            per_evaluated: config.evaluation_batch(),
             per_step: config.training.sequences(),
             reference,
             missing: Default::default(),
@@ -159,7 +162,7 @@ impl Rows for PreferenceRows {
             return Ok(None);
         }
         let mut of = |pass| {
-            let pass = PassOver { per_batch: self.per_batch, pass, precision };
+            let pass = PassOver { per_batch: self.per_evaluated, pass, precision };
             record_log_probs(model, step.partition(), &self.validation, &all, pass)
         };
         let policy = of(Pass::Evaluation)?;

@@ -1,7 +1,7 @@
 //! Packs samples into micro-batches. A row holds several samples, so that short completions leave little padding. Each sample is a document.
 
 use super::sample::{Sample, write_sample};
-use ottava_data::{Batch, RowShare, best_fit};
+use ottava_data::{Batch, RowShare, best_fit, max_unknown_documents};
 use ottava_tensor::ops::IGNORE_INDEX;
 use std::cmp::Reverse;
 
@@ -34,15 +34,9 @@ pub struct Place {
     pub start: usize,
 }
 
-/// The maximum number of samples of a row: one per 64 tokens of the row, but at least four. The number is limited because attention launches work for
-/// each possible document.
-fn samples_of_row(max_length: usize) -> usize {
-    (max_length / 64).max(4)
-}
-
 /// The maximum number of documents of a row: its samples and its padding.
 pub fn documents_of_row(max_length: usize) -> usize {
-    samples_of_row(max_length) + 1
+    max_unknown_documents(max_length) + 1
 }
 
 impl SampleRows {
@@ -64,7 +58,7 @@ impl SampleRows {
     fn rows_of(&self, samples: &[&Sample]) -> Vec<Vec<u64>> {
         let mut sized: Vec<(usize, u64)> = samples.iter().map(|sample| sample.length()).zip(0..).collect();
         sized.sort_by_key(|&(length, _)| Reverse(length));
-        best_fit(&sized, self.max_length, samples_of_row(self.max_length))
+        best_fit(&sized, self.max_length, max_unknown_documents(self.max_length))
     }
 
     /// Returns the micro-batch of the first `self.rows` of `rows`, which hold indices of `samples`.

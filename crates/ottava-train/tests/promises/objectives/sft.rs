@@ -141,7 +141,7 @@ fn packed_documents_have_the_losses_of_single_ones() {
     })));
     let split = Split::all_validation(data.len());
     let mut loss = |packing, document_mask| {
-        let layout = RowLayout { seq_len: 48, packing, document_mask };
+        let layout = RowLayout { seq_len: 48, packing, document_mask, max_documents: None };
         let batches = loader::whole_validation(data.clone(), split, layout, 4).unwrap();
         let found = evaluate(&mut model, batches, 1, StepPrecision::Recipe, &Partition::solo(), &mut |_| {}).unwrap();
         (found.loss, found.tokens)
