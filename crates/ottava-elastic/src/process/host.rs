@@ -41,8 +41,9 @@ pub struct KeeperOptions {
     pub identity: String,
     /// The folder for the snapshots of this host.
     pub memory: PathBuf,
-    /// Whether shares that an earlier keeper left in the folder belong to this run.
-    pub keeps_shares: bool,
+    /// The last step to which shares that an earlier keeper left in the folder belong to this run; `None` if none of them does. Shares of later steps are of
+    /// a branch that the run has left.
+    pub keeps_until: Option<Step>,
     /// The step of the newest complete checkpoint; 0 if the job can start from the beginning.
     pub disk: Option<Step>,
     /// The time limits.
@@ -53,13 +54,15 @@ pub struct KeeperOptions {
     pub stop: &'static AtomicBool,
 }
 
-/// Runs the keeper of a host until the job ends. Returns its exit code. If the job ended because it lost ranks, its snapshots stay in memory, for the job
-/// that the launcher starts next.
+/// Runs the keeper of a host until the job ends. Returns its exit code. If the job ended because it lost ranks, or a signal stopped it while no rank
+/// trained, its snapshots stay in memory, for the job that the launcher starts next.
 ///
 /// Errors if the host cannot listen, or if its memory folder cannot be made or is used by another keeper.
 pub fn run(options: &KeeperOptions, workers: &mut dyn Workers) -> io::Result<u8> {
-    let memory = Memory::open(&options.memory, options.keeps_shares)?;
-    let stored = memory.stored()?;
+    let memory = Memory::open(&options.memory, options.keeps_until.is_some())?;
+    let mut stored = memory.stored()?;
+    stored.retain(|stored| Some(stored.share.step) <= options.keeps_until);
+    memory.retain(&stored)?;
     let (listener, ip) = listen(options)?;
     let own = listener.local_addr()?;
     let ports = [own.port(), TcpListener::bind((ip, 0))?.local_addr()?.port()];
@@ -93,7 +96,7 @@ pub fn run(options: &KeeperOptions, workers: &mut dyn Workers) -> io::Result<u8>
     host.search();
     let code = host.serve(&inputs);
     host.leave();
-    if code != Keeper::LOST {
+    if host.has_ended && code != Keeper::LOST {
         host.peers.memory.clear()?;
     }
     Ok(code)

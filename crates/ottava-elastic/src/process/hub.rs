@@ -187,7 +187,14 @@ impl Server {
                 tracing::warn!("{} is lost: its connection has ended", self.roster.name(host));
             }
             self.on(HubEvent::Closed(host));
+            self.forget(host);
         }
+    }
+
+    /// Removes a lost host from the list of hosts. It is on the list again after it has connected again.
+    fn forget(&mut self, host: HostId) {
+        self.roster.contacts.retain(|known| known.host != host);
+        self.tell_roster();
     }
 
     fn on(&mut self, event: HubEvent) {
@@ -198,6 +205,7 @@ impl Server {
                     if let Some(Connection { stream, .. }) = self.connections.remove(&host) {
                         tracing::warn!("{} is lost: it did not answer in time", self.roster.name(host));
                         let _ = stream.shutdown(Shutdown::Both);
+                        self.forget(host);
                     }
                 }
                 HubAction::Warn(warning) => self.warn(&warning),

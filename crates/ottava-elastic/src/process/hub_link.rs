@@ -15,6 +15,9 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+/// The number of attempts to reach a hub that has moved before host 0 starts a new job.
+const ROUNDS: u32 = 5;
+
 /// The time between attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -91,8 +94,11 @@ impl Search {
 
     fn find(&self, peers: &Peers) -> Result<(TcpStream, Term), String> {
         let (deadline, mut reason) = (Instant::now() + self.limit, String::new());
-        loop {
-            for Candidate { address, term, host } in self.candidates() {
+        for round in 0.. {
+            let candidates = self.candidates();
+            // A hub that has moved may be slow to answer, and a second one must not start meanwhile.
+            let waits = self.lost.is_none() && candidates.len() > 1 && round < ROUNDS;
+            for Candidate { address, term, host } in candidates.into_iter().take(if waits { 1 } else { usize::MAX }) {
                 if let (Some(term), true) = (term, host == Some(peers.host)) {
                     let _ = peers.inputs.send(Input::BecomeHub { term });
                 }
@@ -106,6 +112,7 @@ impl Search {
             }
             thread::sleep(PAUSE);
         }
+        unreachable!("rounds have no end")
     }
 
     fn connect(&self, peers: &Peers, address: &str) -> io::Result<(TcpStream, Term)> {

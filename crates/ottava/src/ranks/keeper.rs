@@ -6,16 +6,18 @@ use super::processes::{Output, Process, command};
 use ottava_checkpoint::{Verify, latest_complete};
 use ottava_common::hash::{hex, sha256};
 use ottava_common::launch::{OWN, Place};
-use ottava_common::{Error, Result, interrupt};
+use ottava_common::{Error, Result, input, interrupt};
 use ottava_elastic::process::{KeeperOptions, Launch, Resume, Times, WorkerLink, Workers, WorkersEnd, run};
 use ottava_elastic::{Keeper, Policy, Straggler};
 use ottava_settings::RunConfig;
 use ottava_tensor::comm::process::random_bytes;
+use ottava_train::report::MAX_METRICS_BYTES;
 use ottava_train::trainer::Start;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::fs::canonicalize;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{PathBuf, absolute};
+use std::path::{Path, PathBuf, absolute};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -124,8 +126,7 @@ pub fn keep(config: &RunConfig, start: &Start, ranks: usize) -> Result<u8> {
         secret: secret.clone().into_bytes(),
         identity: identity(config, ranks)?,
         memory: memory.clone(),
-        // Snapshots of a run whose folder was removed belong to another run.
-        keeps_shares: resumes && config.output_dir.join("metrics.jsonl").is_file(),
+        keeps_until: if resumes { last_step(&config.output_dir) } else { None },
         disk: Some(if resumes { newest_checkpoint(config)? } else { 0 }),
         times: Times { silence, host: host_limit, start: start_limit },
         notice: config.output_dir.join(".hub"),
@@ -144,6 +145,14 @@ fn memory_folder(config: &RunConfig, host: usize) -> PathBuf {
     let folder = canonicalize(folder).or_else(|_| absolute(folder)).unwrap_or_else(|_| folder.clone());
     let run = &sha256(folder.as_os_str().as_encoded_bytes())[..16];
     config.recovery.memory_dir.join(format!("ottava-{run}")).join(format!("host-{host}"))
+}
+
+/// Returns the last step in the metrics of the run in `folder`; `None` if there are none, for example because the folder was removed.
+fn last_step(folder: &Path) -> Option<u64> {
+    let metrics = input::read_text(&folder.join("metrics.jsonl"), MAX_METRICS_BYTES).ok()?;
+    // A killed run may have left half a line.
+    let step = |line: &str| serde_json::from_str::<Value>(line).ok()?["step"].as_u64();
+    metrics.lines().rev().find_map(step)
 }
 
 fn newest_checkpoint(config: &RunConfig) -> Result<u64> {

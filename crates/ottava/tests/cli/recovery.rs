@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 const SETTINGS: [&str; 6] = [
     "recipe=fp8-delayed",
     "parallel.zero=1",
-    "max_steps=40",
+    "max_steps=60",
     "eval_steps=9",
     "lr_scheduler.type=constant",
     "global_batch_size=24",
 ];
 
 /// The settings of a job that recovers.
-const RECOVERY: [&str; 3] = ["recovery.snapshot_steps=3", "recovery.silence_timeout=2", "recovery.host_timeout=20"];
+const RECOVERY: [&str; 3] = ["recovery.snapshot_steps=3", "recovery.silence_timeout=4", "recovery.host_timeout=20"];
 
 /// The time limit of a drill.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -55,7 +55,7 @@ fn undisturbed(ranks: &'static str) -> &'static (Vec<Value>, Value) {
         let run = Run::new();
         let arguments = arguments(ranks, &[], &[]);
         run.succeed(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-        (log(&run.path("run"), "metrics.jsonl"), checkpoint_hashes(&run.path("run/checkpoints/checkpoint-40")))
+        (log(&run.path("run"), "metrics.jsonl"), checkpoint_hashes(&run.path("run/checkpoints/checkpoint-60")))
     })
 }
 
@@ -71,7 +71,7 @@ fn checkpoint_hashes(checkpoint: &Path) -> Value {
 fn expect_bits(run: &Run, ranks: &'static str) {
     let (metrics, hashes) = undisturbed(ranks);
     assert_eq!(&log(&run.path("run"), "metrics.jsonl"), metrics, "{}", errors(run));
-    assert_eq!(&checkpoint_hashes(&run.path("run/checkpoints/checkpoint-40")), hashes, "{}", errors(run));
+    assert_eq!(&checkpoint_hashes(&run.path("run/checkpoints/checkpoint-60")), hashes, "{}", errors(run));
 }
 
 fn errors(run: &Run) -> String {
@@ -118,14 +118,14 @@ fn new_ranks(run: &Run, pid: u32, before: &[u32], count: usize) -> Vec<u32> {
 fn a_job_goes_on_after_the_loss_of_ranks_to_the_same_bits() {
     let run = Run::new();
     let mut keeper = spawn(&run, &job(&run, "2", &[]), &[]);
-    memory_of(&run, 0);
+    memory_of(&run, 0, 1);
     let first = children(&keeper);
     signal("-KILL", first[1]);
     // The next ranks are killed while they start.
     let second = new_ranks(&run, keeper.id(), &first, 2);
     signal("-KILL", second[0]);
     let third = new_ranks(&run, keeper.id(), &[&first[..], &second].concat(), 2);
-    train_further(&run, 8);
+    train_further(&run, 3);
     signal("-KILL", third[0]);
     assert_eq!(code(&run, &mut keeper), Some(0), "{}", errors(&run));
     expect_bits(&run, "2");
@@ -145,13 +145,13 @@ fn files(run: &Run) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Returns the memory folder of `host`, after it has complete snapshots.
-fn memory_of(run: &Run, host: u32) -> PathBuf {
+/// Returns the memory folder of `host`, after it has `count` complete snapshots.
+fn memory_of(run: &Run, host: u32, count: usize) -> PathBuf {
     let name = format!("host-{host}");
     let mut found = None;
     wait_until(run, "a snapshot", || {
         found = files(run).into_iter().find(|path| path.ends_with(&name));
-        found.as_ref().is_some_and(|path| fs::read_dir(path.join("shares")).is_ok_and(|shares| shares.count() >= 2))
+        found.as_ref().is_some_and(|path| fs::read_dir(path.join("shares")).is_ok_and(|shares| shares.count() >= count))
     });
     found.unwrap()
 }
@@ -160,7 +160,7 @@ fn memory_of(run: &Run, host: u32) -> PathBuf {
 fn damaged_and_unwritable_memory_costs_steps_and_no_bits() {
     let run = Run::new();
     let mut keeper = spawn(&run, &job(&run, "2", &[]), &[]);
-    let memory = memory_of(&run, 0);
+    let memory = memory_of(&run, 0, 2);
     // No further snapshot can be written, as in a full folder.
     let _ = fs::remove_dir_all(memory.join("new"));
     fs::write(memory.join("new"), "").unwrap();
@@ -184,7 +184,7 @@ fn a_rank_that_is_stopped_is_replaced() {
     let run = Run::new();
     let short = ["--set", "parallel.communication.silence_timeout=1"];
     let mut keeper = spawn(&run, &job(&run, "2", &short), &[]);
-    memory_of(&run, 0);
+    memory_of(&run, 0, 1);
     let ranks = children(&keeper);
     signal("-STOP", ranks[1]);
     assert_eq!(code(&run, &mut keeper), Some(0), "{}", errors(&run));
@@ -204,6 +204,23 @@ fn a_signal_to_a_keeper_saves_a_checkpoint_from_which_the_job_goes_on() {
     assert!(ranks.iter().all(|pid| !lives(*pid)));
     let mut keeper = spawn(&run, &job(&run, "2", &["--resume=auto"]), &[]);
     assert_eq!(code(&run, &mut keeper), Some(0), "{}", errors(&run));
+    expect_bits(&run, "2");
+}
+
+/// The launcher starts the job again after the loss of the keeper itself.
+#[test]
+fn a_job_that_starts_again_takes_the_snapshots_that_are_left_in_memory() {
+    let run = Run::new();
+    let mut keeper = spawn(&run, &job(&run, "2", &[]), &[]);
+    memory_of(&run, 0, 1);
+    let ranks = children(&keeper);
+    keeper.kill().unwrap();
+    keeper.wait().unwrap();
+    wait_until(&run, "the end of ranks", || ranks.iter().all(|pid| !lives(*pid)));
+    assert!(!run.path("run/checkpoints/checkpoint-60").exists());
+    let mut keeper = spawn(&run, &job(&run, "2", &["--resume=auto"]), &[]);
+    assert_eq!(code(&run, &mut keeper), Some(0), "{}", errors(&run));
+    assert!(errors(&run).contains("the run goes on after the snapshot of step"), "{}", errors(&run));
     expect_bits(&run, "2");
 }
 
@@ -248,9 +265,9 @@ impl Hosts {
         wait_until(&self.run, "the end of ranks", || ranks.iter().all(|pid| !lives(*pid)));
     }
 
-    /// Waits until all hosts of `places` have a snapshot with its copy.
+    /// Waits until all hosts of `places` have a snapshot, and the copy of another one.
     fn wait_for_copies(&self, places: u32) {
-        (0..places).for_each(|host| drop(memory_of(&self.run, host)));
+        (0..places).for_each(|host| drop(memory_of(&self.run, host, 2)));
     }
 
     /// Expects that all hosts except `lost` end with `expected`.
