@@ -192,9 +192,26 @@ impl ShardStream {
 
     /// Returns the tokens of a window: fetches its shards and tokenizes them, unless this was done before.
     fn open(&self, seed: u64, window: u64) -> Result<Arc<TokenDataset>> {
-        let (shards, mut files) = (self.window(seed, window), Vec::new());
+        create_dirs(&RealFs, &self.records)?;
+        let (shards, mut attempt) = (self.window(seed, window), 1);
+        let dataset = loop {
+            let files = self.fetch(&shards)?;
+            let _lock = self.lock()?;
+            match (self.prepare)(&files) {
+                // A run, or another data set, with the same copies may have removed a copy.
+                Err(_) if attempt < ATTEMPTS && files.iter().any(|file| !file.exists()) => attempt += 1,
+                prepared => break prepared?,
+            }
+        };
+        stamps::write(&self.record(window), &WindowRecord { shards, tokens: dataset.folder().to_path_buf() });
+        Ok(dataset)
+    }
+
+    /// Returns the local files of `shards`, in order.
+    fn fetch(&self, shards: &[usize]) -> Result<Vec<PathBuf>> {
+        let fetch = |shard: usize| move || self.shards.fetch_with(shard, self.pause);
+        let mut files = Vec::new();
         for together in shards.chunks(THREADS) {
-            let fetch = |shard: usize| move || self.shards.fetch_with(shard, self.pause);
             let found = thread::scope(|scope| {
                 let threads: Vec<_> = together.iter().map(|shard| scope.spawn(fetch(*shard))).collect();
                 let files = threads.into_iter().map(|thread| thread.join().expect("fetching a shard does not panic"));
@@ -202,12 +219,7 @@ impl ShardStream {
             });
             files.extend(found?);
         }
-        create_dirs(&RealFs, &self.records)?;
-        let _lock = self.lock()?;
-        let dataset = (self.prepare)(&files)?;
-        let record = WindowRecord { shards, tokens: dataset.folder().to_path_buf() };
-        stamps::write(&self.record(window), &record);
-        Ok(dataset)
+        Ok(files)
     }
 
     /// Waits until no other process tokenizes files of this stream. So ranks of one host share the work: the first rank tokenizes, and the others find

@@ -259,6 +259,26 @@ fn a_lost_connection_is_tried_again_and_named() {
 }
 
 #[test]
+fn a_file_that_is_removed_meanwhile_is_fetched_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = Arc::new(Elsewhere::new(4, folder.path()));
+    let (cache, is_first) = (folder.path().join("tokens"), AtomicBool::new(true));
+    let of_window = cache.clone();
+    let stream = ShardStream::new(Shards::new(source.clone()), TWO, &cache, move |files| {
+        if is_first.swap(false, Ordering::Relaxed) {
+            std::fs::remove_file(&files[0]).unwrap();
+        }
+        tokens(files, &of_window)
+    });
+    let dataset = stream.open(SEED, 0).unwrap();
+    let removed = stream.window(SEED, 0)[0];
+    assert_eq!(source.fetched().iter().filter(|shard| **shard == removed).count(), 2);
+    assert!(dataset.len() > 3);
+    let broken = ShardStream::new(Shards::new(source), TWO, &cache, |_| Err(Error::Data("broken".into())));
+    assert!(matches!(broken.open(SEED, 0), Err(Error::Data(_))), "an error of a file that is there stays");
+}
+
+#[test]
 fn files_on_disk_stay_within_their_bound() {
     let folder = tempfile::tempdir().unwrap();
     let source = Arc::new(Elsewhere::new(9, folder.path()));

@@ -44,8 +44,12 @@ impl Bucket {
         }
         self.download(objects, &contents, look)?;
         let _lock = self.lock(&tree)?;
-        for (name, content) in names.iter().zip(&contents) {
-            link(content, &tree.join(name))?;
+        for ((name, content), object) in names.iter().zip(&contents).zip(objects) {
+            // Another process may have made the link, and may read it now.
+            let path = tree.join(name);
+            if !is_whole(&path, object) {
+                link(content, &path)?;
+            }
         }
         Ok(tree)
     }

@@ -6,6 +6,7 @@ use ottava_data::{ShardSource, Shards, SplitUse, expand};
 use ottava_hub::{DataId, Hub, Pins, Watch};
 use ottava_store::{Bucket, Object, is_store, page, remove_page};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The setting that names the files.
 const SETTING: &str = "data.train_files";
@@ -17,7 +18,7 @@ const TRAINING: &[&str] = &["train"];
 enum Shard {
     Local(PathBuf),
     /// An object, and the object that belongs to it, such as the index of tokens of Megatron-LM.
-    Objects(Bucket, Vec<Object>),
+    Objects(Arc<Bucket>, Vec<Object>),
     /// A file of a web server.
     Page(String),
     /// A file of a data set of the Hub.
@@ -39,15 +40,13 @@ impl Watch for Silent {
     fn at(&mut self, _: &str, _: u64, _: u64) {}
 }
 
+/// Asks the Hub for the files of one of some splits of a data set.
+type Ask<'a> = dyn Fn(&DataId, &[&str]) -> Result<Vec<DataId>> + 'a;
+
 /// Lists the files that `paths` name, without fetching them. Copies will be in the folder `copies`. `ask` asks the Hub.
 ///
 /// Errors if a path names nothing, and with [`Error::Config`] for a folder of a store.
-pub(super) fn shards(
-    paths: &[PathBuf],
-    copies: &Path,
-    ask: &dyn Fn(&DataId, &[&str]) -> Result<Vec<DataId>>,
-    pins: &dyn Fn() -> Pins,
-) -> Result<Shards> {
+pub(super) fn shards(paths: &[PathBuf], copies: &Path, ask: &Ask, pins: &dyn Fn() -> Pins) -> Result<Shards> {
     let mut shards = Vec::new();
     for path in paths {
         let text = path.to_string_lossy();
@@ -67,6 +66,7 @@ pub(super) fn shards(
 /// Lists the objects that the address `text` of a store names.
 fn objects(text: &str) -> Result<Vec<Shard>> {
     let (bucket, pattern) = bucket(SETTING, text)?;
+    let bucket = Arc::new(bucket);
     let Listed { objects, start: _, is_folder } = listed(&bucket, &pattern)?;
     if is_folder {
         return Err(Error::Config(format!(
