@@ -1,6 +1,6 @@
 //! `ottava eval`.
 
-use super::eval_tasks::{check_output, write_lines};
+use super::eval_output::{check_output, write_lines};
 use super::inference::{Inference, InferenceRanks, StaticScales};
 use super::newest::with_model;
 use super::text::{Batches, Text, Tokens};

@@ -1,9 +1,9 @@
 //! The option `--task` of `ottava eval`.
 
 use super::eval::Eval;
+use super::eval_output::{check_output, write_lines};
 use super::newest::with_model;
 use crate::output::{Meter, print_json};
-use ottava_common::fs::{RealFs, parent, replace_file};
 use ottava_common::{Error, Result};
 use ottava_data::Tokenizer;
 use ottava_engine::EngineOptions;
@@ -13,10 +13,8 @@ use ottava_recipe::KvCacheDtype;
 use ottava_recipe::mode::StepPrecision;
 use ottava_tasks::{Answers, Measured, Requests, Scores, Task};
 use ottava_train::tasks::{BatchSizes, complete_texts, log_likelihoods};
-use serde::Serialize;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
-use std::path::Path;
 
 /// A model with what it computes for tasks.
 struct Prepared {
@@ -135,30 +133,6 @@ impl Eval {
             .as_deref()
             .map_or(Ok(()), |path| write_lines(path, scores.iter().flat_map(|scores| &scores.samples)))
     }
-}
-
-/// Errors if `path` cannot be the file of samples, before the model computes for hours.
-pub(super) fn check_output(path: &Path) -> Result<()> {
-    if path.is_dir() || path.file_name().is_none() {
-        return Err(Error::Config(format!("--output {}: this is a folder; name a file", path.display())));
-    }
-    match parent(path).is_dir() {
-        true => Ok(()),
-        false => Err(Error::Config(format!(
-            "--output {}: there is no folder {}; make it, or name another file",
-            path.display(),
-            parent(path).display()
-        ))),
-    }
-}
-
-/// Writes a line of JSON for each of `rows` to the file `path`.
-pub(super) fn write_lines<T: Serialize>(path: &Path, rows: impl IntoIterator<Item = T>) -> Result<()> {
-    let mut text = String::new();
-    for row in rows {
-        text += &(serde_json::to_string(&row).expect("a row is written without fail") + "\n");
-    }
-    replace_file(&RealFs, path, text.as_bytes())
 }
 
 /// Returns the name of a task and its metrics, as `--json` prints them.

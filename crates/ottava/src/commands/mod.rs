@@ -14,6 +14,7 @@ pub mod doctor;
 pub mod download;
 mod endpoint;
 pub mod eval;
+mod eval_output;
 mod eval_tasks;
 pub mod export;
 pub mod generate;

@@ -2,7 +2,7 @@
 
 use crate::serve::Server;
 use crate::setup::{Run, json};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Creates a run of a classifier with `settings` on texts of digits and of letters.
 fn labeled_run(settings: &str) -> Run {
@@ -37,6 +37,18 @@ fn a_classifier_is_trained_evaluated_and_served() {
     assert_eq!((&found["texts"], &found["accuracy"], &found["f1"]), (&json!(40), &json!(1.0), &json!(1.0)), "{found}");
     let text = run.succeed(&eval);
     assert!(text.contains("accuracy 1.00000  f1 1.00000") && text.contains("over 40 texts (single_label"), "{text}");
+    run.succeed(&[&eval[..], &["--output", "predictions.jsonl"]].concat());
+    let predictions = std::fs::read_to_string(run.path("predictions.jsonl")).unwrap();
+    let rows: Vec<_> = predictions.lines().map(json).collect();
+    assert!(rows.len() == 40 && rows.iter().all(|row| row["label"] == row["prediction"]), "{predictions}");
+    assert_eq!(rows[0]["scores"].as_array().unwrap().len(), 2);
+    // The fields of a chat would be read as a preference, if the model were no classifier.
+    run.write(
+        "chats.jsonl",
+        b"{\"conversations\": [{\"from\": \"human\", \"value\": \"12\"}], \"label\": \"digits\"}\n",
+    );
+    let args = ["eval", "run", "--data", "chats.jsonl", "--recipe", "fp32", "--json"];
+    run.fail(&args, 2, &["has no chat template for this conversation"]);
     let words = ["this is a classifier, whose head computes scores of 2 labels and no tokens"];
     run.fail(&["generate", "run", "--prompt", "a"], 1, &words);
     let mut command = run.command(&["serve", "run", "--port", "0", "--device", "cpu", "--recipe", "fp32"]);
@@ -62,6 +74,12 @@ fn a_reranker_scores_pairs() {
         "[data.records]\nfields = { text = \"query\", text_pair = \"document\", label = \"relevant\" }",
     );
     run.succeed(&["train", "run.toml"]);
+    // Records as the page shows them.
+    let documents = ["f e d c", "592"];
+    let pair = |i: usize| json!({"query": "1 2", "document": documents[i % 2], "label": i % 2});
+    run.write("pairs.jsonl", (0..6).map(|i| format!("{}\n", pair(i))).collect::<String>().as_bytes());
+    let found = json(&run.succeed(&["eval", "run", "--data", "pairs.jsonl", "--recipe", "fp32", "--json"]));
+    assert_eq!((&found["texts"], &found["accuracy"]), (&json!(6), &json!(1.0)), "{found}");
     let server = Server::spawn(run.command(&["serve", "run", "--port", "0", "--device", "cpu", "--recipe", "fp32"]));
     let answer = server.post("/v1/rerank", json!({"query": "1 2", "documents": ["f e d c", "592"], "top_n": 1}));
     assert_eq!(answer["results"][0]["index"], 1, "{answer}");
@@ -69,6 +87,38 @@ fn a_reranker_scores_pairs() {
     let answer = server.post("/score", json!({"text_1": "1 2", "text_2": ["f e d c", "592"]}));
     let scores = [0, 1].map(|i| answer["data"][i]["score"].as_f64().unwrap());
     assert!(scores[0] < 0.5 && scores[1] > 0.5 && scores[1] == best, "{answer}");
+}
+
+/// Adapters, merged models and averages of an embedding model are pooled as the run has pooled.
+#[test]
+fn embedding_models_keep_their_pooling() {
+    let run = Run::new();
+    let pair = |i: usize| json!({"anchor": format!("{i} a"), "positive": format!("{i} b")});
+    run.write("pairs.jsonl", (0..20).map(|i| format!("{}\n", pair(i))).collect::<String>().as_bytes());
+    run.replace("run.toml", "text.txt", "pairs.jsonl");
+    run.replace("run.toml", "[training]", "[embedding]\npooling = \"mean\"\n[training]");
+    run.succeed(&["train", "run.toml"]);
+    let model = run.path("run/checkpoints/checkpoint-2").display().to_string();
+    run.succeed(&["average", &model, &model, "--output", "averaged"]);
+    run.replace("run.toml", "[training]", "[lora]\nr = 2\n[training]");
+    let path = format!("model.path={model}");
+    run.succeed(&[
+        "train",
+        "run.toml",
+        "--set",
+        &path,
+        "--set",
+        "model.init=pretrained",
+        "--set",
+        "output_dir=adapted",
+    ]);
+    run.succeed(&["merge", &model, "adapted", "merged"]);
+    for folder in ["averaged", "adapted/checkpoints/checkpoint-2", "merged"] {
+        let file = std::fs::read_to_string(run.path(folder).join("1_Pooling/config.json")).unwrap();
+        let file: Value = serde_json::from_str(&file).unwrap();
+        assert_eq!(file["pooling_mode_mean_tokens"], true, "{folder}");
+        assert!(run.path(folder).join("modules.json").is_file(), "{folder}");
+    }
 }
 
 #[test]

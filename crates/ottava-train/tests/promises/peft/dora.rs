@@ -138,7 +138,7 @@ fn merged_rows_have_their_magnitudes() {
     train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let (folder, merged) = (run.output_dir.join("checkpoints/checkpoint-6"), inputs.path().join("merged"));
     let adapter = AdapterFolder::open(&folder).unwrap();
-    assert_eq!(merge(&base, &adapter, &merged).unwrap(), 14);
+    assert_eq!(merge(&base, &adapter, None, &merged).unwrap(), 14);
     let losses = |model, adapter| folder_losses(model, adapter, RecipeName::Fp32);
     let (with, sum) = (losses(&base, Some(&*folder)), losses(&merged, None));
     assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");
@@ -149,7 +149,8 @@ fn merged_rows_have_their_magnitudes() {
     std::fs::write(plain.join("adapter_config.json"), text.replace("\"use_dora\": true", "\"use_dora\": false"))
         .unwrap();
     std::fs::copy(folder.join("adapter_model.safetensors"), plain.join("adapter_model.safetensors")).unwrap();
-    let error =
-        merge(&base, &AdapterFolder::open(&plain).unwrap(), &inputs.path().join("other")).unwrap_err().to_string();
+    let error = merge(&base, &AdapterFolder::open(&plain).unwrap(), None, &inputs.path().join("other"))
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("lora_magnitude_vector"), "{error}");
 }

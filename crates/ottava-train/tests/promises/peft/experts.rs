@@ -195,7 +195,7 @@ fn merged_experts_lose_what_the_adapter_loses() {
         let root = tempfile::tempdir().unwrap();
         let (base, adapter) = (write_base(case, root.path()), write_adapter(case, "adapter", root.path(), |_| ()));
         let merged = root.path().join("merged");
-        let count = merge(&base, &AdapterFolder::open(&adapter).unwrap(), &merged).unwrap();
+        let count = merge(&base, &AdapterFolder::open(&adapter).unwrap(), None, &merged).unwrap();
         let expected = recorded(case).values("losses")[0];
         let [plain, with, sum] = [(&base, None), (&base, Some(&*adapter)), (&merged, None)]
             .map(|(folder, adapter)| loss_of(case, folder, adapter));
@@ -228,7 +228,7 @@ fn adapters_of_the_linears_of_each_expert_are_read() {
         });
         let expected = recorded(case).values("loss_of_linears")[0];
         let merged = root.path().join("merged");
-        merge(&base, &AdapterFolder::open(&adapter).unwrap(), &merged).unwrap();
+        merge(&base, &AdapterFolder::open(&adapter).unwrap(), None, &merged).unwrap();
         for found in [loss_of(case, &base, Some(&*adapter)), loss_of(case, &merged, None)] {
             assert!((found - expected).abs() < 1e-5, "{case}: {found}, and PEFT {expected}");
         }
@@ -498,7 +498,7 @@ fn folders_of_experts_are_read_merged_and_continued() {
     train(&run, &Device::Cpu, &Start::New, u64::MAX).unwrap();
     let (folder, merged) = (run.output_dir.join("checkpoints/checkpoint-6"), inputs.path().join("merged"));
     let adapter = AdapterFolder::open(&folder).unwrap();
-    assert_eq!(merge(&base, &adapter, &merged).unwrap(), 2 * (4 + 3 * 4 + 1));
+    assert_eq!(merge(&base, &adapter, None, &merged).unwrap(), 2 * (4 + 3 * 4 + 1));
     let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
         .map(|(model, adapter)| folder_losses(model, adapter, RecipeName::Fp32));
     assert!((with / sum - 1.0).abs() < 1e-6, "base and adapter lose {with}, the merged model {sum}");

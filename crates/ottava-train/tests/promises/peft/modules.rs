@@ -226,7 +226,7 @@ fn runs_with_modules_resume_exactly_and_are_merged() {
 
         let adapter = AdapterFolder::open(&folder).unwrap();
         assert_eq!(adapter.lora.modules_to_save, saved);
-        assert_eq!(merge(&base, &adapter, &merged).unwrap(), 14 + modules);
+        assert_eq!(merge(&base, &adapter, None, &merged).unwrap(), 14 + modules);
         let sizes = decoder_config(&ConfigFile::read(&merged).unwrap()).unwrap();
         assert!(!sizes.head.tied && tensors(&merged.join("model.safetensors")).contains_key("lm_head.weight"));
         let [plain, with, sum] = [(&base, None), (&base, Some(&*folder)), (&merged, None)]
@@ -290,7 +290,7 @@ fn modules_that_a_model_or_a_folder_lacks_are_errors() {
         "{error}"
     );
     let silent = change("\"modules_to_save\": [\n    \"lm_head\"\n  ]", "\"modules_to_save\": null").unwrap();
-    let error = merge(&base, &silent, &inputs.path().join("merged")).unwrap_err().to_string();
+    let error = merge(&base, &silent, None, &inputs.path().join("merged")).unwrap_err().to_string();
     assert!(
         error.contains("`base_model.model.lm_head.weight`") && error.contains("nor `modules_to_save` names"),
         "{error}"

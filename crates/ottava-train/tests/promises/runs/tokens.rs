@@ -130,7 +130,7 @@ fn adapters_with_new_tokens_train_embedding_and_head() {
     let adapter = AdapterFolder::open(&folder).unwrap();
     let DecoderConfig { vocabulary, .. } = adapter.on(decoder_config(&ConfigFile::read(&base).unwrap()).unwrap());
     assert_eq!((vocabulary, Tokenizer::load(&folder).unwrap().vocab_size()), (ROWS[1], 101));
-    merge(&base, &adapter, &merged).unwrap();
+    merge(&base, &adapter, None, &merged).unwrap();
     assert_eq!(json(&merged.join("config.json"))["vocab_size"], ROWS[1]);
     assert_eq!(Tokenizer::load(&merged).unwrap().vocab_size(), 101);
     let [with, sum] = [(&base, Some(&*folder)), (&merged, None)]
@@ -161,7 +161,7 @@ fn expect_ends(base: &Path, folder: &Path, peft: &Path) {
     std::fs::write(base.join("chat_template.jinja"), "of the base").unwrap();
     std::fs::write(base.join("processor_config.json"), "{}").unwrap();
     let merged = peft.with_extension("merged");
-    merge(base, &AdapterFolder::open(peft).unwrap(), &merged).unwrap();
+    merge(base, &AdapterFolder::open(peft).unwrap(), None, &merged).unwrap();
     assert_eq!(sorted(Tokenizer::load(&merged).unwrap().eos_ids()), sorted(&[0, 5, 98]));
     for name in ["config.json", "generation_config.json"] {
         let ids: Vec<u32> = serde_json::from_value(json(&merged.join(name))["eos_token_id"].clone()).unwrap();
