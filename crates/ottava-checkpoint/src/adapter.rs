@@ -195,17 +195,22 @@ impl AdapterFolder {
     ///
     /// Errors with [`Error::Model`] if the folder names such a head and does not have it.
     pub fn labels(&self) -> Result<Option<usize>> {
-        let name = format!("{PEFT_PREFIX}{SCORE}.weight");
-        self.has_score.then(|| Ok(self.files.info(&name)?.shape.first().copied().unwrap_or(1))).transpose()
+        let of_score = || Ok(self.files.info(&AdapterFolder::name_of_score())?.shape.first().copied().unwrap_or(1));
+        self.has_score.then(of_score).transpose()
     }
 
     /// Returns the head of a classifier or reward model, `[L, C]`, which the folder has instead of the base model.
     pub(super) fn score(&self) -> Result<Option<Tensor>> {
-        self.has_score.then(|| self.files.values(&format!("{PEFT_PREFIX}{SCORE}.weight"))).transpose()
+        self.has_score.then(|| self.files.values(&AdapterFolder::name_of_score())).transpose()
     }
 
-    /// Errors if the folder has matrices of weights that are neither in `weights` nor matrices of the adapters `of_experts`, or if it has the head of a
-    /// classifier or reward model.
+    /// Returns the name in the folder of the head of a classifier or reward model.
+    fn name_of_score() -> String {
+        format!("{PEFT_PREFIX}{SCORE}.weight")
+    }
+
+    /// Errors if the folder has matrices of weights that are neither in `weights` nor matrices of the adapters `of_experts`, nor the head of a classifier or
+    /// reward model.
     pub(super) fn expect_weights(&self, weights: &[TensorInfo], of_experts: &[FolderTensor]) -> Result<()> {
         let names = |info: &TensorInfo| {
             let of_adapter = self.names_of(&info.name).into_iter().flat_map(|(_, names)| names);
@@ -215,7 +220,8 @@ impl AdapterFolder {
             FolderLayout::ExpertAdapter(place) => self.names_of_expert(tensor, place),
             _ => Vec::new(),
         };
-        self.expect_used(&weights.iter().flat_map(names).chain(of_experts.iter().flat_map(of_expert)).collect())
+        let used = weights.iter().flat_map(names).chain(of_experts.iter().flat_map(of_expert));
+        self.expect_used(&used.chain(self.has_score.then(AdapterFolder::name_of_score)).collect())
     }
 
     /// Loads the adapters for `model`, which must be built with [`Lora::of_no_linear`].

@@ -62,7 +62,7 @@ pub fn attention_with_sinks(
     let mut o = Tensor::empty(device, &[input.q.matrix.shape()[0], spec.output_width()], dtype)?;
     let mut lse = Tensor::empty(device, &lse_shape(&input, spec, backend), real_type(dtype))?;
     if let Some((gpu, variant)) = Variant::in_use(device, &case) {
-        ordered::ordered_attention(gpu, variant, backend, input, spec, sinks, &mut o, &mut lse)?;
+        ordered::ordered_attention(gpu, variant, backend, input, spec, sinks, [&mut o, &mut lse])?;
         return Ok((o, lse));
     }
     dispatch! { device,

@@ -68,8 +68,7 @@ pub(super) fn ordered_attention(
     input: AttentionInput,
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
-    o: &mut Tensor,
-    lse: &mut Tensor,
+    [o, lse]: [&mut Tensor; 2],
 ) -> Result<()> {
     let Variant { defines, size } = variant;
     let [q, k, v] = input.views().map(|view| Address(view.address()));
