@@ -91,7 +91,7 @@ fn results_are_a_table_and_mistakes_name_the_remedy() {
     let refused = |code, more: &[&str], words: &[&str]| run.fail(&eval(&model, more), code, words);
     refused(1, &["--task", &words, "--data", "text.txt"], &["'--task <FILE>' cannot be used with"]);
     refused(1, &["--task", &words, "--stride", "2"], &["cannot be used with"]);
-    refused(1, &["--output", "a"], &["--task <FILE>"]);
+    refused(1, &["--data", "text.txt", "--output", "a"], &["--output is for tasks and for texts with labels"]);
     refused(1, &[], &["--data"]);
     refused(1, &["--task", "missing.toml"], &["missing.toml: "]);
     refused(1, &["--task", &words, "--task", &words], &["two tasks have the name words"]);
