@@ -57,6 +57,9 @@ const TABLES: &[(&str, &[&str])] = &[
 /// Keys of Accelerate's table of ranks.
 const PARALLEL: &[&str] = &["dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "ep_size"];
 
+/// The table of PEFT's `LoraConfig`, which the Python module writes. All its keys mean what the words for them mean.
+const OF_PEFT: &str = "lora";
+
 /// The path of a key of DeepSpeed's file, if `path` is one in a table that holds such a file.
 pub(super) fn of_deepspeed(path: &str) -> Option<&str> {
     OF_DEEPSPEED.iter().find_map(|table| path.strip_prefix(table))
@@ -68,16 +71,21 @@ pub(super) fn own_path(path: &str) -> String {
     path.replace("parallelism_config.parallelism_config_", "parallelism_config.")
 }
 
-/// Whether a key with this [`own_path`] means what the words for its last parts mean: it is in no table, or [`TABLES`] lists it.
+/// Whether a key with this [`own_path`] means what the words for its last parts mean: it is in no table or in PEFT's, or [`TABLES`] lists it.
 pub(super) fn is_word(path: &str) -> bool {
     let Some((table, key)) = path.rsplit_once('.') else { return true };
-    TABLES.iter().any(|(theirs, keys)| *theirs == table && keys.contains(&key))
+    table == OF_PEFT || TABLES.iter().any(|(theirs, keys)| *theirs == table && keys.contains(&key))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::{keys, words};
+
+    #[test]
+    fn keys_of_pefts_table_are_words() {
+        assert!(is_word("lora.r") && is_word("lora.lora_alpha") && !is_word("other.r") && !is_word("other.lora.r"));
+    }
 
     #[test]
     fn listed_keys_are_words_or_keys_of_ours() {
