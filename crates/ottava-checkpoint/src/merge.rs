@@ -11,6 +11,7 @@ use ottava_common::error::{Error, Result};
 use ottava_common::fs::RealFs;
 use ottava_common::interrupt;
 use ottava_data::Tokenizer;
+use ottava_models::layers::SCORE;
 use ottava_models::{ConfigFile, DecoderConfig, Labels, classifier, decoder_config};
 use ottava_tensor::ops::{add, cast, magnitude_factors, row_squares, scale_columns, transpose};
 use ottava_tensor::{DType, Tensor};
@@ -35,9 +36,9 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, labels: Option<&Labels>, outp
     let transposed = sizes.stream.names.transposed;
     let files = WeightFiles::open(base)?;
     let mut infos = files.names().map(|name| files.info(name)).collect::<Result<Vec<_>>>()?;
-    let score = adapter.score()?;
+    let (score, score_name) = (adapter.score()?, format!("{SCORE}.weight"));
     if let Some(score) = &score {
-        put_score(&mut infos, score, &sizes);
+        put_score(&mut infos, &score_name, score, &sizes);
     }
     let head = divided_head(&sizes, &infos);
     infos.extend(head.iter().map(|[head, _]| head.clone()));
@@ -86,7 +87,7 @@ pub fn merge(base: &Path, adapter: &AdapterFolder, labels: Option<&Labels>, outp
     let mut merged = 0;
     write_model(&mut writer, &infos, files.carried(), MAX_FILE_BYTES, |info| {
         interrupt::check("merging the model")?;
-        if let Some(score) = score.as_ref().filter(|_| info.name == SCORE_WEIGHT) {
+        if let Some(score) = score.as_ref().filter(|_| info.name == score_name) {
             merged += 1;
             return Ok(cast(score, info.dtype)?.read_bytes()?);
         }
@@ -119,17 +120,14 @@ fn divided_head(sizes: &DecoderConfig, infos: &[TensorInfo]) -> Option<[TensorIn
     is_missing.then(|| [TensorInfo { name: head, ..table.clone() }, table.clone()])
 }
 
-/// The name of the head of a classifier in a model folder.
-const SCORE_WEIGHT: &str = "score.weight";
-
-/// Replaces the head in `infos` by the head `score` of a classifier of these `sizes`, in the type of the embedding.
-fn put_score(infos: &mut Vec<TensorInfo>, score: &Tensor, sizes: &DecoderConfig) {
+/// Replaces the head in `infos` by the head `score` with this name, of a classifier of these `sizes`, in the type of the embedding.
+fn put_score(infos: &mut Vec<TensorInfo>, name: &str, score: &Tensor, sizes: &DecoderConfig) {
     let names = sizes.stream.names;
     let [embedding, head] = [names.embedding, names.head].map(|name| format!("{name}.weight"));
     let dtype = infos.iter().find(|info| embedding.ends_with(&info.name)).map_or(score.dtype(), |info| info.dtype);
-    infos.retain(|info| info.name != head && info.name != SCORE_WEIGHT);
+    infos.retain(|info| info.name != head && info.name != name);
     let dtype = if dtype.is_fp8() { DType::BF16 } else { dtype };
-    infos.push(TensorInfo { name: SCORE_WEIGHT.into(), shape: score.shape().to_vec(), dtype });
+    infos.push(TensorInfo { name: name.into(), shape: score.shape().to_vec(), dtype });
 }
 
 /// Errors if the adapter makes a weight of another shape than the base has.

@@ -155,9 +155,10 @@ impl Engine {
     fn with_memory(model: Decoder, options: &EngineOptions, (cache, pools): (KvCache, Pools)) -> Result<Engine> {
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
         let steps = DecodeSteps::new(model.device(), fixed_rows(&model, options));
+        let packs_prompts = model.packs_prompts()?;
         Ok(Engine {
-            packs_prompts: model.packs_prompts()?,
-            packs_in_order: model.packs_prompts()? && packs_in_order(&model, options),
+            packs_prompts,
+            packs_in_order: packs_prompts && packs_in_order(&model, options),
             model,
             adapters: Vec::new(),
             adapter: None,

@@ -93,7 +93,7 @@ pub fn keep(config: &RunConfig, start: &Start, ranks: usize) -> Result<u8> {
     })?;
     if let Start::ResumeFrom(path) = start {
         return Err(Error::Config(format!(
-            "--resume={} names a checkpoint, and a job with `recovery.snapshot_steps` goes on from its newest snapshot or checkpoint; use --resume=auto, or set \
+            "--resume={} names a checkpoint, and a job with `recovery.snapshot_steps` continues from its newest snapshot or checkpoint; use --resume=auto, or set \
              `model.path` to the checkpoint in a new run",
             path.display()
         )));

@@ -1,16 +1,14 @@
 //! Runs on several data sets: shares, validation of each set, resuming and ranks.
 
-use crate::runs::resume::{self, STEPS, metrics, state, write_inputs};
-use crate::setup::on_ranks;
+use crate::runs::resume::{self, STEPS, four_rows_on, metrics, state, write_inputs};
 use ottava_checkpoint::{Verify, training, verify};
 use ottava_data::DataState;
 use ottava_recipe::RecipeName;
 use ottava_settings::{DataConfig, DatasetConfig, RunConfig};
 use ottava_tensor::Device;
-use ottava_train::trainer::{Start, Trainer};
+use ottava_train::trainer::Start;
 use std::fmt::Write;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 
 /// Returns a run in which seven tenths of the tokens are lines of words, and three tenths are lines of numbers.
 fn config(inputs: &Path, output: &Path) -> RunConfig {
@@ -96,28 +94,16 @@ fn other_weights_from_a_checkpoint_on_are_kept_from_there() {
     assert!(error.contains("the data or the tokenizer have changed"), "{error}");
 }
 
-/// Returns losses, norms and weights of a run on `ranks` ranks. Each rank has one row in a micro-batch.
-fn on(ranks: usize, inputs: &Path) -> (Vec<serde_json::Value>, Vec<(String, Vec<u8>)>) {
-    let run = inputs.join(format!("ranks-{ranks}"));
-    let mut config = config(inputs, &run);
-    config.training.per_device_train_batch_size = 1;
-    config.training.gradient_accumulation_steps = 4 / ranks;
-    on_ranks(ranks, move |comm| {
-        let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, &Start::New, comm, None).unwrap();
-        trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
-    });
-    (metrics(&run), state(&run))
-}
-
 #[test]
 fn a_mixture_has_the_same_data_on_any_number_of_ranks() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
-    let (metrics, state) = on(1, inputs.path());
+    let on = |ranks: usize| four_rows_on(ranks, config(inputs.path(), &inputs.path().join(format!("ranks-{ranks}"))));
+    let (metrics, state) = on(1);
     // Four ranks add the gradients of four rows in the same order as one rank.
-    assert!(on(4, inputs.path()) == (metrics.clone(), state));
+    assert!(on(4) == (metrics.clone(), state));
     // Two ranks add two sums of two rows, so only the first loss, before any update, has the same bits.
-    let (on_two, _) = on(2, inputs.path());
+    let (on_two, _) = on(2);
     assert_eq!(on_two[..2], metrics[..2]);
     for (seen, expected) in on_two.iter().zip(&metrics).skip(2) {
         let [seen_loss, loss] = [seen, expected].map(|line| line["loss"].as_f64().unwrap());

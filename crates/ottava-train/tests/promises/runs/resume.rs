@@ -1,6 +1,6 @@
 //! A run that stops and resumes equals the uninterrupted run, bit for bit.
 
-use crate::setup::{devices, rotated};
+use crate::setup::{devices, on_ranks, rotated};
 use ottava_common::hash::{seal, unseal};
 use ottava_common::{Error, Result};
 use ottava_data::Documents;
@@ -115,6 +115,18 @@ pub fn state(run: &Path) -> Vec<(String, Vec<u8>)> {
         .filter(|name| folder.join(name).is_file())
         .map(|name| (name.to_string(), std::fs::read(folder.join(name)).unwrap()))
         .collect()
+}
+
+/// Returns the metrics and the state of the run of `config` on `ranks` ranks, whose steps have four rows. Each rank has one row in a micro-batch.
+pub fn four_rows_on(ranks: usize, mut config: RunConfig) -> (Vec<serde_json::Value>, Vec<(String, Vec<u8>)>) {
+    let run = config.output_dir.clone();
+    config.training.per_device_train_batch_size = 1;
+    config.training.gradient_accumulation_steps = 4 / ranks;
+    on_ranks(ranks, move |comm| {
+        let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, &Start::New, comm, None).unwrap();
+        trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
+    });
+    (metrics(&run), state(&run))
 }
 
 #[test]

@@ -1,14 +1,12 @@
 //! Runs on files that are fetched and tokenized while the run trains: resuming and ranks.
 
-use crate::runs::resume::{self, STEPS, metrics, state, write_inputs};
-use crate::setup::on_ranks;
+use crate::runs::resume::{self, STEPS, four_rows_on, metrics, state, write_inputs};
 use ottava_data::Packing;
 use ottava_recipe::RecipeName;
 use ottava_settings::{DataConfig, DatasetConfig, RunConfig};
 use ottava_tensor::Device;
-use ottava_train::trainer::{Start, Trainer};
+use ottava_train::trainer::Start;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 
 /// Returns a run on seven small files, two at a time, that reads more than an epoch.
 fn config(inputs: &Path, output: &Path, packing: Packing) -> RunConfig {
@@ -92,15 +90,7 @@ fn a_stream_has_the_same_data_on_any_number_of_ranks() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     let on = |ranks: usize| {
-        let run = inputs.path().join(format!("ranks-{ranks}"));
-        let mut config = config(inputs.path(), &run, Packing::Bfd);
-        config.training.per_device_train_batch_size = 1;
-        config.training.gradient_accumulation_steps = 4 / ranks;
-        on_ranks(ranks, move |comm| {
-            let mut trainer = Trainer::shared(config.clone(), &Device::Cpu, &Start::New, comm, None).unwrap();
-            trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
-        });
-        (metrics(&run), state(&run))
+        four_rows_on(ranks, config(inputs.path(), &inputs.path().join(format!("ranks-{ranks}")), Packing::Bfd))
     };
     // Four ranks add the gradients of four rows in the same order as one rank.
     assert!(on(4) == on(1));
