@@ -6,6 +6,7 @@
 # usage: scripts/gpu-recovery.sh OTTAVA FOLDER    OTTAVA is the program; FOLDER receives logs, metrics and results.txt
 # Needs two GPUs and Python 3; neither Rust nor a network. MEMORY (default /dev/shm) is the folder for snapshots.
 # STEPS (default 120) is the length of a run, and SNAPSHOT_STEPS (default 5) the interval. LIMIT (default 230) is the seconds for all of it.
+# SETTINGS are further settings of the runs, such as "model.path=configs/models/llama-110m.json data.max_length=1024".
 set -uo pipefail
 ottava=$(realpath "$1")
 mkdir -p "$2"
@@ -22,6 +23,8 @@ steps=${STEPS:-120}
 # The steps after which ranks and hosts are killed.
 early=$((steps / 4)) late=$((steps * 3 / 5))
 failed=0
+settings=()
+for setting in ${SETTINGS:-}; do settings+=(--set "$setting"); done
 : >"$out/results.txt"
 
 say() { echo "$1: $2 (at ${SECONDS} s)" | tee -a "$out/results.txt"; }
@@ -37,7 +40,7 @@ verdict() {
 arguments() {
     train=(train configs/quickstart.toml --device cuda --set "output_dir=$work/$1" --set "cache_dir=$work/tokens" --set val_set_size=50
         --set eval_steps=end --set 'prompts=[]' --set warmup_steps=10 --set lr_scheduler.type=constant --set global_batch_size=32
-        --set parallel.zero=1 --set "max_steps=$steps")
+        --set parallel.zero=1 --set "max_steps=$steps" "${settings[@]}")
     recovery=(--set recovery.snapshot_steps="${SNAPSHOT_STEPS:-5}" --set "recovery.memory_dir=$memory" --set recovery.silence_timeout=5
         --set recovery.host_timeout=60)
 }

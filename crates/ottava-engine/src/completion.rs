@@ -4,7 +4,6 @@ use crate::batching::Engine;
 use crate::request::{Event, FinishReason, Request, RequestId};
 use crate::text::TextStream;
 use ottava_common::error::Result;
-use ottava_common::interrupt;
 use ottava_data::Tokenizer;
 use std::collections::HashMap;
 
@@ -66,7 +65,7 @@ pub fn complete(
         if live.is_empty() {
             return Ok(());
         }
-        if let Err(stopped) = interrupt::check("generating") {
+        if let Err(stopped) = engine.check_stop("generating") {
             live.keys().for_each(|id| engine.cancel(*id));
             return Err(stopped);
         }

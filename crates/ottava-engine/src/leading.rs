@@ -13,11 +13,15 @@ use crate::flight::Pace;
 use crate::request::EngineStats;
 use crate::update::{Call, Part, Update};
 use ottava_common::error::{Error, Result};
+use ottava_common::interrupt;
 use ottava_parallel::Ranks;
 use std::rc::Rc;
 
 /// The name of announcements in error messages.
 const STEP: &str = "step of the engine";
+
+/// Steps between two agreements on a stop of ranks that draw together.
+const BETWEEN_CHECKS: usize = 16;
 
 impl Engine {
     /// Makes this engine lead the engines of `ranks`, which divide its model. The other engines [follow](Engine::follow) until [`Engine::finish`].
@@ -39,6 +43,22 @@ impl Engine {
         ranks.finish()
     }
 
+    /// Makes this engine one of the engines of those `ranks` that draw together. Each of these engines gets the same calls.
+    pub fn draw_together(&mut self, ranks: Rc<Ranks>) {
+        if !ranks.draws_alone() {
+            self.part = Part::Together(ranks, 0);
+        }
+    }
+
+    /// Errors with [`Error::Cancelled`] after a request to stop while `doing` something. Call it before each step. Engines of ranks that draw together
+    /// stop before the same step.
+    pub fn check_stop(&mut self, doing: &str) -> Result<()> {
+        let Part::Together(ranks, asked) = &mut self.part else { return interrupt::check(doing) };
+        let is_due = asked.is_multiple_of(BETWEEN_CHECKS);
+        *asked += 1;
+        if is_due { ranks.check_stop_of_draws(doing) } else { Ok(()) }
+    }
+
     /// Ends the engines of the other ranks, if this engine leads them.
     ///
     /// Errors with [`Error::Tensor`] if another rank has already ended.
@@ -48,7 +68,7 @@ impl Engine {
                 ranks.announce(STEP, &None::<Update>)?;
                 ranks.finish()
             }
-            Part::Alone | Part::Follows => Ok(()),
+            Part::Alone | Part::Together(..) | Part::Follows => Ok(()),
         }
     }
 
@@ -60,7 +80,7 @@ impl Engine {
                 let update = Update { stats, pace, ..std::mem::take(update) };
                 ranks.announce(STEP, &Some(update))
             }
-            Part::Alone | Part::Follows => Ok(()),
+            Part::Alone | Part::Together(..) | Part::Follows => Ok(()),
         }
     }
 

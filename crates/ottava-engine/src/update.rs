@@ -8,8 +8,10 @@ use std::rc::Rc;
 
 /// The role of an engine among the engines of the ranks that divide its model.
 pub enum Part {
-    /// No rank divides the model, or all ranks make the same calls.
+    /// No other rank takes part.
     Alone,
+    /// The engine of one of the ranks that draw together. Each of them makes the same calls. The number counts questions for a stop.
+    Together(Rc<Ranks>, usize),
     /// The engine of rank 0, with the update that it has not announced yet.
     Leads(Rc<Ranks>, Update),
     /// The engine of another rank.

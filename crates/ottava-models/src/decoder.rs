@@ -5,7 +5,7 @@ mod compare;
 
 pub use adapters::Adapters;
 
-use crate::layers::{ChunkLoss, Head};
+use crate::layers::{ChunkLoss, Head, join_vocabulary};
 use crate::stage::{Span, Stage, StageSaved, fetch};
 use crate::{CacheSizes, DecoderConfig, InferenceBatch, KvCache, KvGroup, RopeTables};
 use ottava_common::error::{Error, Result};
@@ -20,7 +20,7 @@ use ottava_recipe::param::{
 use ottava_recipe::recompute::{Recompute, SavedActivations};
 use ottava_recipe::scaling::{RouterLoad, ScalingState};
 use ottava_tensor::comm::Axis;
-use ottava_tensor::ops::{CrossEntropy, cap_logits, embedding, join_columns, real_type};
+use ottava_tensor::ops::{CrossEntropy, cap_logits, embedding, real_type};
 use ottava_tensor::{DType, Device, Tensor};
 use std::rc::Rc;
 
@@ -420,7 +420,7 @@ impl Decoder {
     ///
     /// Errors for a model without a value head.
     pub fn values(&self, normed: &Tensor) -> Result<Tensor> {
-        Head::values(normed, self.head().value_weight().ok_or_else(no_value_head)?)
+        Head::values(normed, self.head().value_weight().ok_or_else(no_value_head)?, &*self.ranks)
     }
 
     /// Returns the gradient by `normed` of a loss whose gradient by [`Decoder::values`] is `dvalues` `[T]`. Adds to the gradient of the value head.
@@ -429,7 +429,7 @@ impl Decoder {
     pub fn value_gradient(&mut self, normed: &Tensor, dvalues: &Tensor) -> Result<Tensor> {
         let _scope = self.device.scope("head");
         let stage = self.stages.last_mut().expect("a process has a stage");
-        stage.value_gradient(normed, dvalues)?.ok_or_else(no_value_head)
+        stage.value_gradient(normed, dvalues, &*self.ranks)?.ok_or_else(no_value_head)
     }
 
     /// The logits `[T, V]` of the result `[T, C]` of [`Decoder::forward_only`] of a whole model, capped if the model caps logits, in the type of
@@ -559,22 +559,13 @@ impl Decoder {
         let (x, head) = (embedding(hidden, rows)?, self.head_weight()?);
         let pass = || {
             let own = Head::logits(&x, head, Loan::none(), real_type(x.dtype()))?;
-            let mut logits = self.join_vocabulary(own)?;
+            // In a classifier, all ranks have the scores of all labels.
+            let is_part = self.ranks.place(Axis::Tensor).is_divided() && self.config.head.labels.is_none();
+            let mut logits = if is_part { join_vocabulary(&own, &*self.ranks)? } else { own };
             self.cap(&mut logits)?;
             Ok(logits)
         };
         with_constant_weights(self.device(), head.is_stored(), pass)
-    }
-
-    /// Gathers the ranks' parts of the vocabulary into logits `[S, V]`. In a classifier, all ranks have the scores of all labels.
-    fn join_vocabulary(&self, own: Tensor) -> Result<Tensor> {
-        let parts = self.ranks.place(Axis::Tensor).ranks;
-        if parts == 1 || self.config.head.labels.is_some() {
-            return Ok(own);
-        }
-        let [rows, width] = own.dims("logits")?;
-        let all = self.ranks.gather(Axis::Tensor, "logits", &own)?;
-        Ok(join_columns(&all.reshape(&[parts, rows, width])?, &[parts * width])?)
     }
 }
 

@@ -251,9 +251,14 @@ impl Stage {
     }
 
     /// Runs [`Head::value_gradient`] on the result of [`Stage::forward`]. Returns `None` for a stage without a value head.
-    pub fn value_gradient(&mut self, normed: &Tensor, dvalues: &Tensor) -> Result<Option<Tensor>> {
+    pub fn value_gradient(
+        &mut self,
+        normed: &Tensor,
+        dvalues: &Tensor,
+        ranks: &dyn LayerRanks,
+    ) -> Result<Option<Tensor>> {
         let weight = self.head.as_mut().and_then(|head| head.value.as_mut());
-        weight.map(|weight| Head::value_gradient(normed, weight, dvalues)).transpose()
+        weight.map(|weight| Head::value_gradient(normed, weight, dvalues, ranks)).transpose()
     }
 
     /// Returns the losses `[T]` of I32 `targets` `[T]` and the gradient of `Σ scale · losses` by `normed`, the result of [`Stage::forward`]. Adds to

@@ -23,6 +23,7 @@
 //! | maxima of amaxes, norms and casts over ranks | `amaxes.rs`, `norm.rs`, `casts.rs` |
 //! | whole weights and whole matrices of divided parameters | `whole.rs`, `whole_weights.rs`, `matrices.rs`, `prepare.rs` |
 //! | checksums of replicas | `replicas.rs` |
+//! | draws of completions by several ranks | `drawing.rs` |
 //!
 //! `Ranks` owns the mesh. Decisions that concern all ranks (launches, stops, failures, equal settings) use the group of all ranks. A reduction uses
 //! the ranks that share its tensor, which `Ranks::sharing` returns for `Shared::Gradients`, `Shared::Slices` (of ZeRO), `Shared::Tokens`,
@@ -49,6 +50,7 @@ mod amaxes;
 mod averages;
 mod bucket;
 mod casts;
+mod drawing;
 mod exchange;
 mod frozen;
 mod layer_axes;

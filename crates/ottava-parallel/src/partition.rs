@@ -123,6 +123,11 @@ impl Partition {
         &self.ranks
     }
 
+    /// Returns the ranks of the run, for an owner that outlives the partition's borrow.
+    pub fn shared_ranks(&self) -> Rc<Ranks> {
+        self.ranks.clone()
+    }
+
     /// Returns the ZeRO stage.
     pub fn zero(&self) -> Zero {
         self.zero

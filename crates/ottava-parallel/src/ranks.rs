@@ -55,22 +55,25 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Computes a value on rank 0 of `world`, and returns it on all ranks. It works before the ranks have a mesh.
+    /// Computes a value on the first rank of `group`, and returns it on all ranks of the group. It works before the ranks have a mesh.
     ///
-    /// Errors on all ranks if rank 0 has failed. The other ranks get its message.
+    /// Errors on all ranks of the group if the first rank has failed. The other ranks get its message, and with [`Error::Cancelled`] if a signal stopped
+    /// the first rank.
     pub fn of_first<T: Serialize + DeserializeOwned>(
-        world: &Group,
+        group: &Group,
         what: &str,
         compute: impl FnOnce() -> Result<T>,
     ) -> Result<T> {
-        let mine = (world.rank() == 0).then(compute);
-        let sent = mine.as_ref().map(|mine| mine.as_ref().map_err(ToString::to_string));
-        let all = world.agree(what, &serde_json::to_vec(&sent).expect("results of ranks are plain data"))?;
+        let mine = (group.rank() == 0).then(compute);
+        let sent = mine.as_ref().map(|mine| mine.as_ref().map_err(told));
+        let all = group.agree(what, &serde_json::to_vec(&sent).expect("results of ranks are plain data"));
         if let Some(mine) = mine {
-            return mine;
+            // If the group has also failed, this rank's own error is more informative.
+            let mine = mine?;
+            return all.map(|_| mine).map_err(Error::from);
         }
-        let first: Option<Result<T, String>> = serde_json::from_slice(&all[0]).map_err(|_| different(what))?;
-        first.ok_or_else(|| different(what))?.map_err(|words| Error::Rank { rank: 0, words })
+        let first: Option<Result<T, (bool, String)>> = serde_json::from_slice(&all?[0]).map_err(|_| different(what))?;
+        first.ok_or_else(|| different(what))?.map_err(|error| error_of(group.ranks()[0], error))
     }
 
     /// Returns the ranks of a single process, which has all rows.
@@ -329,17 +332,14 @@ impl Ranks {
     /// Exchanges the results of all ranks, by rank. If one rank has failed, all ranks error: this rank with its own error, the other ranks with
     /// its message. If a signal stopped one rank, all ranks return [`Error::Cancelled`].
     pub fn all<T: Serialize + DeserializeOwned>(&self, what: &str, mine: Result<T>) -> Result<Vec<T>> {
-        let sent = mine.as_ref().map_err(|error| (matches!(error, Error::Cancelled(_)), error.to_string()));
+        let sent = mine.as_ref().map_err(told);
         let text = serde_json::to_vec(&sent).expect("results of ranks are plain data");
         let all = self.world().agree(what, &text);
         // If the group has also failed, this rank's own error is more informative.
         mine?;
         let read = |(rank, bytes): (usize, Vec<u8>)| {
             let sent: Result<T, (bool, String)> = serde_json::from_slice(&bytes).map_err(|_| different(what))?;
-            sent.map_err(|(stopped, words)| match stopped {
-                true => Error::Cancelled(words),
-                false => Error::Rank { rank, words },
-            })
+            sent.map_err(|error| error_of(rank, error))
         };
         all?.into_iter().enumerate().map(read).collect()
     }
@@ -373,6 +373,16 @@ impl Ranks {
     }
 }
 
-fn different(what: &str) -> Error {
+/// What other ranks are told of an error: whether a signal stopped this rank, and the message.
+fn told(error: &Error) -> (bool, String) {
+    (matches!(error, Error::Cancelled(_)), error.to_string())
+}
+
+/// Returns the error that `rank` was [`told`] of.
+fn error_of(rank: usize, (stopped, words): (bool, String)) -> Error {
+    if stopped { Error::Cancelled(words) } else { Error::Rank { rank, words } }
+}
+
+pub(super) fn different(what: &str) -> Error {
     Error::Config(format!("ranks of different builds disagree about {what}; start all with the same binary"))
 }

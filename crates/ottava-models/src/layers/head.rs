@@ -1,6 +1,7 @@
 //! Output head and loss in one. Logits exist for a chunk of tokens at a time, and their gradient replaces them in place. The head of a
 //! classifier or a reward model computes scores instead of logits.
 
+use super::columns::copy_columns;
 use super::{Factor, Norm, NormSaved, SCORE, VALUE};
 use ottava_common::error::{Error, Result};
 use ottava_recipe::LinearSite;
@@ -11,7 +12,7 @@ use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split, Wgra
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
     Accumulation, CrossEntropy, Operand, VocabularyPart, cast, cross_entropy, cross_entropy_gradient, gemm_nt,
-    gemm_nt_add, gemm_nt_plus, merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
+    gemm_nt_add, gemm_nt_plus, join_columns, merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
 };
 use ottava_tensor::{DType, Tensor};
 
@@ -166,15 +167,17 @@ impl Head {
     }
 
     /// Returns the values `[T]` that the value head with this `weight` estimates from the input `x` `[T, C]` of the product that computes logits, in
-    /// F32 (F64 for F64).
-    pub fn values(x: &Tensor, weight: &Param) -> Result<Tensor> {
+    /// F32 (F64 for F64). Ranks that divide tensors divide the tokens of `x`, and gather the values.
+    pub fn values(x: &Tensor, weight: &Param, ranks: &dyn LayerRanks) -> Result<Tensor> {
         let [tokens, _] = x.dims("values: x")?;
-        Ok(product(x, &row_of(weight)?, real_type(x.dtype()))?.reshape(&[tokens])?)
+        let own = product(x, &row_of(weight)?, real_type(x.dtype()))?.reshape(&[tokens])?;
+        ranks.gather(Axis::Tensor, weight.identity.name(), &own)
     }
 
     /// Returns the gradient by `x` of a loss whose gradient by [`Head::values`] is `dvalues` `[T]`. Adds to the gradient of the value head.
-    pub fn value_gradient(x: &Tensor, weight: &mut Param, dvalues: &Tensor) -> Result<Tensor> {
-        let dvalues = cast(dvalues, x.dtype())?.reshape(&[dvalues.len(), 1])?;
+    pub fn value_gradient(x: &Tensor, weight: &mut Param, dvalues: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
+        let own = ranks.place(Axis::Tensor).range(dvalues.len());
+        let dvalues = cast(&dvalues.rows(own.start, own.end)?, x.dtype())?.reshape(&[own.len(), 1])?;
         let (a, b) = (Operand::plain_transposed(&dvalues), Operand::plain_transposed(x));
         weight.gradient.add(|grad| {
             let sum = gemm_nt_plus(a, b, &grad.reshape(&[1, grad.len()])?, Accumulation::Exact)?;
@@ -237,7 +240,7 @@ impl Head {
             });
         };
         let (vocabulary, part) = (weight.weights.shape()[0], part_of(weight, ranks));
-        Head::chunked_gradient(x, weight, loan, targets.len(), output, ranks, &mut |logits, start, end| {
+        Head::own_gradient(x, weight, loan, targets.len(), (output, ranks), &mut |logits, start, end| {
             let targets = targets.rows(start, end)?;
             let scale = &if scale.len() == 1 { scale.clone() } else { scale.rows(start, end)? };
             match part {
@@ -255,6 +258,8 @@ impl Head {
     /// [`Head::losses_and_gradient`] of any loss of logits. `loss_of_chunk` gets the logits of the tokens from the second to the third argument,
     /// whose rows may have padding of zeros. It replaces the logits by the gradient of the scaled losses, and returns the losses `[tokens]`.
     ///
+    /// Ranks that divide the weight gather the logits of a chunk, so that each of them computes the loss over the whole vocabulary.
+    ///
     /// In a classifier, `loss_of_chunk` gets the scores `[tokens, L]` of all tokens at once, in F32 (F64 for F64).
     pub fn chunked_gradient(
         x: &Tensor,
@@ -263,6 +268,28 @@ impl Head {
         tokens: usize,
         output: HeadOutput,
         ranks: &dyn LayerRanks,
+        loss_of_chunk: &mut ChunkLoss,
+    ) -> Result<(Tensor, Tensor)> {
+        let part = part_of(weight, ranks).filter(|_| output != HeadOutput::Scores);
+        let Some(VocabularyPart { first, .. }) = part else {
+            return Head::own_gradient(x, weight, loan, tokens, (output, ranks), loss_of_chunk);
+        };
+        Head::own_gradient(x, weight, loan, tokens, (output, ranks), &mut |logits, start, end| {
+            let mut all = join_vocabulary(logits, ranks)?;
+            let losses = loss_of_chunk(&mut all, start, end)?;
+            let width = logits.shape()[1];
+            copy_columns(&all, first, logits, 0, width)?;
+            Ok(losses)
+        })
+    }
+
+    /// [`Head::chunked_gradient`] of a loss of the logits of this rank's part of the vocabulary.
+    fn own_gradient(
+        x: &Tensor,
+        weight: &mut Param,
+        loan: &Loan,
+        tokens: usize,
+        (output, ranks): (HeadOutput, &dyn LayerRanks),
         loss_of_chunk: &mut ChunkLoss,
     ) -> Result<(Tensor, Tensor)> {
         let Some((_, dtype)) = output.of_logits(x.dtype()) else {
@@ -390,6 +417,13 @@ fn with_rows(matrix: &Tensor, rows: usize) -> Result<Tensor> {
 fn part_of(weight: &Param, ranks: &dyn LayerRanks) -> Option<VocabularyPart> {
     let (place, own) = (ranks.place(Axis::Tensor), weight.weights.shape()[0]);
     place.is_divided().then(|| VocabularyPart { first: place.rank * own, vocabulary: place.ranks * own })
+}
+
+/// Gathers the parts `own` `[T, V / ranks]` of the vocabulary of all ranks into logits `[T, V]`.
+pub fn join_vocabulary(own: &Tensor, ranks: &dyn LayerRanks) -> Result<Tensor> {
+    let (parts, [rows, width]) = (ranks.place(Axis::Tensor).ranks, own.dims("logits")?);
+    let all = ranks.gather(Axis::Tensor, "logits", own)?;
+    Ok(join_columns(&all.reshape(&[parts, rows, width])?, &[parts * width])?)
 }
 
 /// Returns losses and log-sum-exp over the whole vocabulary. `logits` are the logits of this rank's `part`.

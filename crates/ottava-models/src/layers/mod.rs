@@ -71,7 +71,7 @@ pub use delta_net::{DeltaNetSpec, ProjectionLayout};
 pub use embedding::Embedding;
 pub use factor::Factor;
 pub use gated_embedding::{GatedEmbedding, GatedEmbeddingSpec};
-pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight};
+pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight, join_vocabulary};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use layer_embeddings::{LayerEmbeddings, LayerEmbeddingsSaved, LayerEmbeddingsSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};

@@ -44,14 +44,20 @@ impl RunConfig {
              preferences) or `reinforcement.rewards`; a run has one objective, so remove one of them",
         );
         let p = &self.parallel;
-        for (key, ranks) in
-            [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)]
-        {
+        for (key, ranks) in [("pipeline", p.pipeline), ("context", p.context)] {
             all.demand(
                 ranks == 1 && !p.auto,
-                format!("`parallel.{key}` is {ranks}, and the teacher's distributions of `[distillation]` are whole on each rank; set it to 1, and `parallel.auto` to false"),
+                format!(
+                    "`parallel.{key}` is {ranks}, and the teacher of `[distillation]` is whole on each rank, with all tokens of a row; set it to 1, and \
+                     `parallel.auto` to false"
+                ),
             );
         }
+        all.demand(
+            p.expert == 1 || !d.draws(),
+            "`distillation.lmbda` is above 0, and `parallel.expert` is above 1; ranks that divide experts draw the same completions, and their rows differ: \
+             set one of them to its default",
+        );
         if d.is_stored() {
             self.stored_problems(&mut all);
         }

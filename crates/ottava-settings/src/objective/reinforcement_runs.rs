@@ -30,14 +30,19 @@ impl RunConfig {
             ),
         );
         let p = &self.parallel;
-        for (key, ranks) in
-            [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)]
-        {
+        for (key, ranks) in [("pipeline", p.pipeline), ("context", p.context)] {
             all.demand(
-                ranks == 1 && !p.auto,
-                format!("`parallel.{key}` is {ranks}, and a model that draws completions is whole on each rank; set it to 1, and `parallel.auto` to false"),
+                ranks == 1,
+                format!(
+                    "`parallel.{key}` is {ranks}, and the ranks that draw a completion have all layers and all its tokens; set it to 1, and `tensor` or \
+                     `expert` above 1 if the model is too large for one rank"
+                ),
             );
         }
+        all.demand(
+            !p.auto,
+            "`parallel.auto` is true, and it measures steps without draws; set it to false, and choose `parallel.tensor`, `parallel.expert` and `parallel.zero`",
+        );
         all.demand(
             r.loss.beta == 0.0 || self.lora.r > 0 || self.model.init == WeightInit::Pretrained,
             "`reinforcement.loss.beta` is above 0, and `model.init` is \"random\": the reference model is the model that the run starts from, which has learned nothing; set one of them",

@@ -60,7 +60,8 @@ fn reinforcement_learning_refuses_what_does_not_go_together() {
         ("[reinforcement.loss]\nepsilon = 0.0", "no ratio is followed"),
         ("[reinforcement.loss]\ndelta = 1.1", "`reinforcement.loss.delta` must be above"),
         ("[reinforcement.correction]\nmax = 0.5", "`reinforcement.correction.max` at least 1"),
-        ("[parallel]\ntensor = 2", "`parallel.tensor` is 2"),
+        ("[parallel]\npipeline = 2", "`parallel.pipeline` is 2"),
+        ("[parallel]\nauto = true", "`parallel.auto` is true, and it measures steps without draws"),
         ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
     ] {
         let error = error(keys);
@@ -105,7 +106,8 @@ fn distillation_refuses_what_does_not_go_together() {
         ("beta = 1.5", "`distillation.beta` must be from 0"),
         ("temperature = 0.0", "`distillation.temperature` must be above 0"),
         ("lmbda = 1.5", "`distillation.lmbda` is a share of the steps"),
-        ("[parallel]\ntensor = 2", "`parallel.tensor` is 2, and the teacher"),
+        ("[parallel]\ncontext = 2", "`parallel.context` is 2, and the teacher"),
+        ("lmbda = 0.5\n[parallel]\nexpert = 2", "`parallel.expert` is above 1; ranks that divide experts draw"),
         ("[preference]\nloss_type = \"ipo\"", "a run has one objective"),
         ("[[reinforcement.rewards]]\ntype = \"math\"", "a run has one objective"),
         ("[sentinel]\nrepeat_steps = 2", "`sentinel.repeat_steps` is set"),

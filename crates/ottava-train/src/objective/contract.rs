@@ -7,7 +7,7 @@ use crate::step::{Loss, Metrics, NextTokenLoss, TrainStep};
 use ottava_common::error::Result;
 use ottava_data::{Batch, DataState, RowShare, TrainingData};
 use ottava_models::{ConfigFile, Decoder};
-use ottava_parallel::Partition;
+use ottava_parallel::{Partition, Ranks};
 use ottava_recipe::mode::StepPrecision;
 use ottava_settings::RunConfig;
 use ottava_tensor::{DType, Device};
@@ -60,6 +60,8 @@ pub struct Opening<'a> {
     pub state: &'a DataState,
     /// The rows of this rank.
     pub share: RowShare,
+    /// The ranks of the run.
+    pub ranks: &'a Ranks,
     /// Steps that are done.
     pub step: u64,
     /// What [`Rows::unfinished`] returned when the checkpoint was saved.

@@ -10,6 +10,7 @@ use ottava_engine::LogprobsMode;
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
 use ottava_recipe::KvCacheDtype;
+use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::StepPrecision;
 use ottava_settings::RunConfig;
 use ottava_tasks::{Answers, Measured, Requests, Task, TaskType, Texts};
@@ -45,7 +46,7 @@ impl RunTasks {
             }
             if task.kind() == TaskType::GenerateUntil {
                 let what = format!("the task {}", task.name());
-                expect_whole_models(config, &what, "set it to 1, or evaluate checkpoints with `ottava eval --task`")?;
+                expect_whole_texts(config, &what, "set it to 1, or evaluate checkpoints with `ottava eval --task`")?;
             }
             let requests = task.requests(tokenizer, max_length)?;
             tasks.push((task, requests));
@@ -76,7 +77,7 @@ impl RunTasks {
         let RunTasks { tasks, sizes, drawer } = self;
         let texts =
             tasks.iter().filter_map(|(_, requests)| Some((requests.texts()?.prompts.len(), requests.longest())));
-        let sizes_of_draws = draw_sizes(texts, division(model, partition).1);
+        let sizes_of_draws = draw_sizes(texts, division(model, partition).ranks);
         let mut found = Vec::with_capacity(tasks.len());
         let is_wanted = |task: &Task| only.is_none_or(|metric| metrics(task).any(|name| name == metric));
         for (task, requests) in tasks.iter().filter(|(task, _)| is_wanted(task)) {
@@ -105,14 +106,15 @@ impl RunTasks {
     }
 }
 
-/// Errors if ranks divide the model of a run, since each rank draws the texts of `what` alone. `instead` says what to change.
-pub(super) fn expect_whole_models(config: &RunConfig, what: &str, instead: &str) -> Result<()> {
+/// Errors if ranks divide the layers or the tokens of a run, since the ranks that draw the texts of `what` have all layers and all tokens. `instead` says what
+/// to change.
+pub(super) fn expect_whole_texts(config: &RunConfig, what: &str, instead: &str) -> Result<()> {
     let p = &config.parallel;
-    let axes = [("tensor", p.tensor), ("pipeline", p.pipeline), ("context", p.context), ("expert", p.expert)];
+    let axes = [("pipeline", p.pipeline), ("context", p.context)];
     match axes.into_iter().find(|(_, ranks)| *ranks > 1) {
         None => Ok(()),
         Some((key, ranks)) => Err(Error::Config(format!(
-            "`parallel.{key}` is {ranks}, and {what} draws texts with the whole model on each rank; {instead}"
+            "`parallel.{key}` is {ranks}, and the ranks that draw the texts of {what} have all layers and all tokens; {instead}"
         ))),
     }
 }
@@ -137,12 +139,12 @@ pub(super) fn draw_sizes(texts: impl Iterator<Item = (usize, usize)>, world: usi
     }
 }
 
-/// Returns the place of this rank among the ranks that divide prompts, and their number. If tokens of a batch share a scale, each rank draws all texts, so
-/// that texts do not depend on the number of ranks.
-fn division(model: &mut Decoder, partition: &Partition) -> (usize, usize) {
+/// Returns the place of this rank, with the ranks that draw together with it, among the ranks that divide prompts. If tokens of a batch share a scale, each
+/// rank draws all texts, so that texts do not depend on the number of ranks.
+fn division(model: &mut Decoder, partition: &Partition) -> ShardPlace {
     match model.scaling().scales().depend_on_other_rows() {
-        true => (0, 1),
-        false => partition.ranks().rows(),
+        true => ShardPlace::ALONE,
+        false => partition.ranks().place_of_draws(),
     }
 }
 
@@ -155,10 +157,10 @@ fn draw(
     texts: &Texts,
 ) -> Result<Vec<String>> {
     let (ranks, count) = (partition.ranks(), texts.prompts.len());
-    let (rank, world) = division(model, partition);
+    let ShardPlace { rank, ranks: world } = division(model, partition);
     let own: Vec<usize> = (rank..count).step_by(world).collect();
     let drawn = drawer.lend(model, partition, |engine| complete_texts(engine, tokenizer, texts, &own, &mut |_| {}));
-    let of_ranks = ranks.all("the texts of a task", drawn)?;
+    let of_ranks = ranks.of_draws(ranks.all("the texts of a task", drawn)?);
     Ok((0..count).map(|place| of_ranks[place % world][place / world].clone()).collect())
 }
 

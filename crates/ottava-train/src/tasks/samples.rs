@@ -1,6 +1,6 @@
 //! The samples of a run: completions of `generation.prompts` by the model that is trained.
 
-use super::run::{draw_sizes, expect_whole_models};
+use super::run::{draw_sizes, expect_whole_texts};
 use super::texts::complete_all;
 use crate::objective::rollout::Drawer;
 use ottava_common::error::Result;
@@ -38,17 +38,17 @@ pub struct RunSamples {
 impl RunSamples {
     /// Encodes the prompts of the run of `config`.
     ///
-    /// Errors with [`Error::Config`](ottava_common::error::Error::Config) if ranks divide the model, since each rank draws texts alone.
+    /// Errors with [`Error::Config`](ottava_common::error::Error::Config) if ranks divide layers or tokens, since the ranks that draw texts have all of them.
     pub fn open(config: &RunConfig, tokenizer: &Tokenizer) -> Result<RunSamples> {
         if !config.generation.at_evaluations {
             return Ok(RunSamples { requests: Vec::new(), drawer: None });
         }
         let instead = "set it to 1, or set `generation.at_evaluations` to false";
-        expect_whole_models(config, "`generation.at_evaluations`", instead)?;
+        expect_whole_texts(config, "`generation.at_evaluations`", instead)?;
         Ok(RunSamples { requests: sample_requests(config, tokenizer)?, drawer: None })
     }
 
-    /// Returns the completions of the prompts on the leading rank, and nothing on other ranks. All ranks of `partition` call it together.
+    /// Returns the completions of the prompts on the leading rank and the ranks that draw together with it, and nothing on other ranks. All ranks of `partition` call it together.
     ///
     /// Errors as [`complete_all`].
     pub fn draw(
@@ -65,7 +65,7 @@ impl RunSamples {
         let longest = requests.iter().map(|of| of.request.prompt.len() + of.request.max_new_tokens).max();
         let sizes = draw_sizes([(requests.len(), longest.unwrap_or(0))].into_iter(), 1);
         let drawer = drawer.get_or_insert_with(|| Drawer::new(sizes));
-        let wanted = if partition.ranks().leads() { requests.clone() } else { Vec::new() };
+        let wanted = if partition.ranks().place_of_draws().rank == 0 { requests.clone() } else { Vec::new() };
         model.scaling().set_all_high_precision(precision == StepPrecision::High);
         let drawn = drawer.lend(model, partition, |engine| complete_all(engine, tokenizer, wanted, &mut |_| {}));
         model.scaling().set_all_high_precision(false);

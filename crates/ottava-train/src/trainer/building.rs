@@ -30,7 +30,7 @@ pub(super) fn open_rows(
     let share = RowShare { rank, world };
     let (step, unfinished) = (progress.step, progress.rows.unfinished.as_ref());
     let model = &template.config;
-    let opening = Opening { config, model, data, state: &state, share, step, unfinished };
+    let opening = Opening { config, model, data, state: &state, share, ranks, step, unfinished };
     let mut rows = ranks.together("the rows of the run", objective::of(config).open(&opening))?;
     let max_steps = max_steps(config, rows.examples());
     rows.plan_reference(max_steps);

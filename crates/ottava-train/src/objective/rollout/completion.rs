@@ -23,6 +23,7 @@ pub struct Completion {
 }
 
 /// Completions of a rank, in the order of their prompts.
+#[derive(Serialize, Deserialize)]
 pub(super) struct Generation {
     /// The completions.
     pub(super) completions: Vec<Completion>,

@@ -5,6 +5,7 @@ use ottava_common::error::{Error, Result};
 use ottava_data::{Chat, ChatTemplate, Prompt, Tokenizer};
 use ottava_rewards::{Deadline, Environment, Episode, Prompt as Message, Step, Steps};
 use ottava_settings::RunConfig;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
@@ -19,12 +20,19 @@ pub(super) struct Conversation<'p> {
     /// The number of the completion among the completions of its prompt.
     pub(super) index: usize,
     seed: u64,
+    /// What was drawn and answered so far.
+    pub(super) so_far: SoFar,
+}
+
+/// What was drawn of a completion, and answered.
+#[derive(Clone, Serialize, Deserialize)]
+pub(super) struct SoFar {
     /// The prompt and all tokens so far.
     pub(super) sample: Sample,
     /// The messages after the prompt.
     pub(super) messages: Vec<Value>,
     /// The sum of the rewards that the environment has returned, if it has returned any.
-    pub(super) reward: Option<f64>,
+    reward: Option<f64>,
     is_over: bool,
 }
 
@@ -33,27 +41,28 @@ impl<'p> Conversation<'p> {
     pub(super) fn new(prompt: &'p Prompt, told: &'p Message, index: usize, seed: u64) -> Conversation<'p> {
         let (tokens, logprobs, turns) = (Vec::new(), Vec::new(), Vec::new());
         let sample = Sample { prompt: prompt.tokens.clone(), tokens, logprobs, turns, end: End::Length };
-        Conversation { prompt, told, index, seed, sample, messages: Vec::new(), reward: None, is_over: false }
+        let so_far = SoFar { sample, messages: Vec::new(), reward: None, is_over: false };
+        Conversation { prompt, told, index, seed, so_far }
     }
 
     /// What the next turn is drawn from: all tokens so far, and a seed.
     pub(super) fn next_turn(&self, max_tokens: usize) -> Draw {
-        let seed = match self.sample.turns.len() as u64 {
+        let seed = match self.so_far.sample.turns.len() as u64 {
             0 => self.seed,
             turn => seed_of([TURN, self.seed, turn, 0]),
         };
-        Draw { prompt: [&self.sample.prompt[..], &self.sample.tokens].concat(), seed, max_tokens }
+        Draw { prompt: [&self.so_far.sample.prompt[..], &self.so_far.sample.tokens].concat(), seed, max_tokens }
     }
 
     /// Whether a turn follows.
     pub(super) fn is_open(&self) -> bool {
-        !self.is_over
+        !self.so_far.is_over
     }
 
     /// Adds a turn. It is the last turn, unless the environment answers it.
     pub(super) fn add_turn(&mut self, turn: Sample) {
-        self.sample.add_turn(turn);
-        self.is_over = true;
+        self.so_far.sample.add_turn(turn);
+        self.so_far.is_over = true;
     }
 
     /// As rewards and environments see the conversation, with the text and the tokens of a completion, before step `step`.
@@ -67,11 +76,11 @@ impl<'p> Conversation<'p> {
             prompt: self.told,
             completion,
             completion_ids,
-            truncated: !self.sample.is_complete(),
+            truncated: !self.so_far.sample.is_complete(),
             group: self.prompt.document as u64,
             index: self.index,
             step,
-            environment: self.reward,
+            environment: self.so_far.reward,
             record: &self.prompt.columns,
             model_scores: &[],
         }
@@ -126,10 +135,10 @@ impl Answers {
     ) -> Result<BTreeMap<String, f64>> {
         let mut turns = Vec::with_capacity(conversations.len());
         for conversation in &mut *conversations {
-            let turn = conversation.sample.turns.last().expect("a turn was drawn").clone();
-            let tokens = conversation.sample.tokens[turn].to_vec();
+            let turn = conversation.so_far.sample.turns.last().expect("a turn was drawn").clone();
+            let tokens = conversation.so_far.sample.tokens[turn].to_vec();
             let text = text_of(tokenizer, &tokens)?;
-            conversation.messages.push(Chat::message("assistant", &text));
+            conversation.so_far.messages.push(Chat::message("assistant", &text));
             turns.push((tokens, text));
         }
         let episodes: Vec<Episode> = conversations
@@ -137,9 +146,9 @@ impl Answers {
             .zip(&turns)
             .map(|(conversation, (tokens, text))| Episode {
                 sample: conversation.told(text, tokens, step),
-                turn: conversation.sample.turns.len() - 1,
+                turn: conversation.so_far.sample.turns.len() - 1,
                 last: self.is_last(conversation),
-                messages: &conversation.messages,
+                messages: &conversation.so_far.messages,
             })
             .collect();
         let Steps { steps, metrics } =
@@ -155,38 +164,38 @@ impl Answers {
     }
 
     fn is_last(&self, conversation: &Conversation) -> bool {
-        !conversation.sample.is_complete() || conversation.sample.turns.len() >= self.max_turns
+        !conversation.so_far.sample.is_complete() || conversation.so_far.sample.turns.len() >= self.max_turns
     }
 
     /// Takes the answer to the last turn of `conversation`.
     fn take(&self, conversation: &mut Conversation, step: Step, tokenizer: &Tokenizer) -> Result<()> {
         let place = format!("completion {} of prompt {}", conversation.index, conversation.prompt.document);
         if let Some(reward) = step.reward {
-            let sum = conversation.reward.get_or_insert(0.0);
+            let sum = conversation.so_far.reward.get_or_insert(0.0);
             *sum += reward;
             if !sum.is_finite() {
                 return Err(named(&format!("the sum of the rewards of {place} is too large")));
             }
         }
-        if step.done && conversation.sample.is_complete() {
-            conversation.sample.end = End::Environment;
+        if step.done && conversation.so_far.sample.is_complete() {
+            conversation.so_far.sample.end = End::Environment;
         }
         let (false, false, Some(message)) = (step.done, self.is_last(conversation), step.message) else {
             return Ok(());
         };
         let tokens = self.tokens_of(conversation, &message, tokenizer);
         let tokens = tokens.map_err(|words| named(&format!("its message for {place}: {words}")))?;
-        let sample = &mut conversation.sample;
+        let sample = &mut conversation.so_far.sample;
         if sample.prompt.len() + sample.tokens.len() + tokens.len() >= self.max_length {
             sample.end = End::Length;
             return Ok(());
         }
         sample.tokens.extend(tokens);
         match message {
-            Message::Text(text) => conversation.messages.push(Chat::message("user", &text)),
-            Message::Messages(messages) => conversation.messages.extend(messages),
+            Message::Text(text) => conversation.so_far.messages.push(Chat::message("user", &text)),
+            Message::Messages(messages) => conversation.so_far.messages.extend(messages),
         }
-        conversation.is_over = false;
+        conversation.so_far.is_over = false;
         Ok(())
     }
 
@@ -209,7 +218,7 @@ impl Answers {
         let template = self.template.as_ref().ok_or("the model has no chat template")?;
         let tokens = encode(&template.continuation(&conversation.prompt.columns, &messages)?)?;
         // The turn may have ended with the token that the template writes after an answer.
-        let is_drawn = tokens.first().is_some_and(|first| conversation.sample.tokens.last() == Some(first));
+        let is_drawn = tokens.first().is_some_and(|first| conversation.so_far.sample.tokens.last() == Some(first));
         Ok(tokens[usize::from(is_drawn)..].to_vec())
     }
 }
@@ -273,7 +282,7 @@ mod tests {
                 break;
             }
         }
-        Ok(conversation.sample)
+        Ok(conversation.so_far.sample)
     }
 
     fn says(message: Message) -> Step {

@@ -5,10 +5,11 @@ use ottava_common::error::Result;
 use ottava_common::limits;
 use ottava_engine::{Engine, EngineOptions, LogprobsMode};
 use ottava_models::Decoder;
-use ottava_parallel::{Partition, WholeWeights};
+use ottava_parallel::{Partition, Ranks, WholeWeights};
 use ottava_recipe::KvCacheDtype;
 use ottava_settings::RunConfig;
 use ottava_tensor::Device;
+use std::rc::Rc;
 
 /// The sizes of draws.
 #[derive(Clone, Copy, Debug)]
@@ -52,7 +53,8 @@ impl Drawer {
         Drawer { sizes, engine: None, whole: WholeWeights::default() }
     }
 
-    /// Runs `draw` with an engine of `model`, as [`Engine::lend`]. All ranks of `partition` call it together, and then draw independently.
+    /// Runs `draw` with an engine of `model`, as [`Engine::lend`]. All ranks of `partition` call it together. Then ranks that divide tensors or experts
+    /// draw the same completions, with the same calls of the engine; other ranks draw independently.
     ///
     /// Errors as [`Engine::to_lend`] and `draw`.
     pub fn lend<T>(
@@ -67,7 +69,7 @@ impl Drawer {
             let _scope = device.whole_scope("draws");
             let engine = match engine {
                 Some(engine) => engine,
-                none => none.insert(engine_for(model, sizes)?),
+                none => none.insert(engine_for(model, sizes, partition.shared_ranks())?),
             };
             if reads_others {
                 engine.forget_graphs();
@@ -88,19 +90,22 @@ impl Drawer {
     }
 }
 
-/// Makes an engine that `model` can be lent to.
+/// Makes an engine that `model` can be lent to. Those of the `ranks` that draw together make engines of the same sizes.
 ///
 /// Errors as [`EngineOptions::within`] and [`Engine::to_lend`].
-fn engine_for(model: &Decoder, sizes: &DrawSizes) -> Result<Engine> {
+fn engine_for(model: &Decoder, sizes: &DrawSizes, ranks: Rc<Ranks>) -> Result<Engine> {
     let DrawSizes { completions, max_length, kv_cache_tokens, kv_cache_dtype, logprobs_mode } = *sizes;
     let lengths = std::iter::repeat_n(max_length, completions);
-    let mut options = EngineOptions::within(memory(model.device()), model, None, lengths, max_length, kv_cache_dtype)?;
+    let memory = ranks.least_of_drawing("memory of the KV cache", memory(model.device()))?;
+    let mut options = EngineOptions::within(memory, model, None, lengths, max_length, kv_cache_dtype)?;
     if kv_cache_tokens > 0 {
         options.kv_cache_tokens = options.kv_cache_tokens.min(kv_cache_tokens);
     }
     options.logprobs_mode = logprobs_mode;
     options.batch_invariant = model.device().is_batch_invariant();
-    Engine::to_lend(model, &options)
+    let mut engine = Engine::to_lend(model, &options)?;
+    engine.draw_together(ranks);
+    Ok(engine)
 }
 
 /// The bytes that the KV cache may take on `device`: on a GPU, nine tenths of the memory that no tensor holds between steps, and on a CPU half of what is

@@ -8,11 +8,11 @@ use super::drawer::{DrawSizes, Drawer};
 use super::reward_model::RewardRows;
 use super::sample::{Draw, Drawn, sample};
 use crate::objective::FrozenModel;
-use ottava_common::error::Result;
+use ottava_common::error::{Error, Result};
 use ottava_data::{Prompt, Tokenizer};
 use ottava_engine::Engine;
 use ottava_models::Decoder;
-use ottava_parallel::Partition;
+use ottava_parallel::{Partition, Ranks};
 use ottava_rewards::{Deadline, RewardSpec, Rewards, Sample};
 use ottava_settings::RunConfig;
 use std::cell::RefCell;
@@ -26,14 +26,22 @@ pub(super) type Seeded = (Prompt, Vec<u64>);
 pub(super) struct Generator {
     max_completion_length: usize,
     tokenizer: Tokenizer,
-    /// The environment, if there is one.
-    answers: RefCell<Option<Answers>>,
-    rewards: RefCell<Rewards>,
+    /// Whether an environment answers turns.
+    has_environment: bool,
+    /// Of the ranks that draw together, only the first rank has judges.
+    judges: RefCell<Option<Judges>>,
     /// For each reward model.
     reward_rows: Vec<RewardRows>,
     drawer: RefCell<Drawer>,
     /// What collects the completions of clients, if they draw the completions of generations.
     clients: RefCell<Option<Box<dyn Clients>>>,
+}
+
+/// What answers and scores completions.
+struct Judges {
+    /// The environment, if there is one.
+    answers: Option<Answers>,
+    rewards: Rewards,
 }
 
 /// What a rank draws.
@@ -51,15 +59,21 @@ pub(super) struct Work<'a> {
 }
 
 impl Generator {
-    /// Starts the environment and what scores completions. A generation of this rank has so many `completions`.
+    /// Makes a generator for generations with so many `completions` of this rank. The first of the `ranks` that draw together starts the environment
+    /// and what scores completions.
     ///
     /// Errors with [`Error::Config`](ottava_common::Error::Config) when the environment cannot be started or a reward cannot be made.
-    pub(super) fn new(run: &RunConfig, completions: usize) -> Result<Generator> {
+    pub(super) fn new(run: &RunConfig, completions: usize, ranks: &Ranks) -> Result<Generator> {
         let tokenizer = Tokenizer::load(run.tokenizer_path())?;
+        let judges = || {
+            let answers = Answers::of_run(run, &tokenizer)?;
+            Ok::<_, Error>(Judges { answers, rewards: RewardSpec::build(&run.reinforcement.rewards)? })
+        };
+        let judges = ranks.leads_draws().then(judges).transpose()?;
         Ok(Generator {
             max_completion_length: run.reinforcement.max_completion_length,
-            answers: RefCell::new(Answers::of_run(run, &tokenizer)?),
-            rewards: RefCell::new(RewardSpec::build(&run.reinforcement.rewards)?),
+            has_environment: run.reinforcement.environment.is_on(),
+            judges: RefCell::new(judges),
             reward_rows: RewardRows::of_run(run, &tokenizer)?,
             tokenizer,
             // A generation may have more completions than the first draws: an evaluation may come first.
@@ -122,10 +136,8 @@ impl Generator {
             false => (BTreeMap::new(), self.draw_ahead(model, partition, &mut conversations, work)?),
         };
         let drawn = Instant::now();
-        let samples = || conversations.iter().map(|conversation| &conversation.sample);
-        let models = self.reward_rows.iter().zip(reward_models);
-        let by_model = models.map(|(rows, model)| rows.scores(model, samples())).collect::<Result<Vec<_>>>()?;
-        let generation = self.score(conversations, &by_model, work.step)?;
+        let scored = || self.score(conversations, reward_models, work.step);
+        let generation = partition.ranks().of_first_drawing("completions with their rewards", scored)?;
         metrics.extend(generation.metrics);
         metrics.insert("timing_s/gen".into(), (drawn - begin).as_secs_f64());
         metrics.insert("timing_s/reward".into(), drawn.elapsed().as_secs_f64());
@@ -156,7 +168,7 @@ impl Generator {
         let mut rests = vec![None; conversations.len()];
         places.into_iter().zip(drawn).for_each(|(at, rest)| rests[at] = Some(rest));
         for ((conversation, known), rest) in conversations.iter_mut().zip(work.begun).zip(rests) {
-            let turn = known.clone().with(rest).turn(conversation.sample.prompt.clone());
+            let turn = known.clone().with(rest).turn(conversation.so_far.sample.prompt.clone());
             conversation.add_turn(turn);
         }
         Ok(begun)
@@ -184,43 +196,67 @@ impl Generator {
                 let wanted: Vec<_> = open.iter().map(|conversation| conversation.next_turn(most)).collect();
                 let turns = sample(engine, &wanted, stop_ids, temperature)?;
                 open.iter_mut().zip(turns).for_each(|(conversation, turn)| conversation.add_turn(turn));
-                if let Some(answers) = &mut *self.answers.borrow_mut() {
-                    means.add(answers.answer(&mut open, &self.tokenizer, step)?, open.len());
+                if self.has_environment {
+                    means.add(self.answer(&mut open, partition.ranks(), step)?, open.len());
                 }
             }
         })?;
         Ok(means.finish())
     }
 
-    /// The rewards of `conversations`. `by_model` has their scores by each reward model.
-    fn score(&self, conversations: Vec<Conversation>, by_model: &[Vec<f64>], step: u64) -> Result<Generation> {
-        let text = |conversation: &Conversation| text_of(&self.tokenizer, &conversation.sample.tokens);
+    /// Answers the last turns of `conversations`, which all `ranks` that draw together have. Returns the numbers that the environment returned.
+    fn answer(
+        &self,
+        conversations: &mut [&mut Conversation],
+        ranks: &Ranks,
+        step: u64,
+    ) -> Result<BTreeMap<String, f64>> {
+        let (numbers, answered) = ranks.of_first_drawing("answers of the environment", || {
+            let mut judges = self.judges.borrow_mut();
+            let answers = judges.as_mut().and_then(|judges| judges.answers.as_mut());
+            let answers = answers.expect("the first rank has the environment");
+            let numbers = answers.answer(conversations, &self.tokenizer, step)?;
+            Ok((numbers, conversations.iter().map(|conversation| conversation.so_far.clone()).collect::<Vec<_>>()))
+        })?;
+        conversations.iter_mut().zip(answered).for_each(|(conversation, so_far)| conversation.so_far = so_far);
+        Ok(numbers)
+    }
+
+    /// The rewards of `conversations`. `reward_models` score them first, in the order of the settings.
+    fn score(&self, conversations: Vec<Conversation>, reward_models: &[FrozenModel], step: u64) -> Result<Generation> {
+        let samples = || conversations.iter().map(|conversation| &conversation.so_far.sample);
+        let models = self.reward_rows.iter().zip(reward_models);
+        let by_model = models.map(|(rows, model)| rows.scores(model, samples())).collect::<Result<Vec<_>>>()?;
+        let text = |conversation: &Conversation| text_of(&self.tokenizer, &conversation.so_far.sample.tokens);
         let texts: Vec<String> = conversations.iter().map(text).collect::<Result<_>>()?;
         let of_sample = |at: usize| by_model.iter().map(|scores| scores[at]).collect();
         let model_scores: Vec<Vec<f64>> = (0..conversations.len()).map(of_sample).collect();
-        let drawn: Vec<_> = conversations.iter().map(|conversation| conversation.sample.drawn_tokens()).collect();
+        let drawn: Vec<_> =
+            conversations.iter().map(|conversation| conversation.so_far.sample.drawn_tokens()).collect();
         let each = conversations.iter().zip(&texts).zip(&drawn).zip(&model_scores);
         let batch = each.map(|(((conversation, text), drawn), model_scores)| Sample {
             model_scores,
             ..conversation.told(text, drawn, step)
         });
         let batch: Vec<Sample> = batch.collect();
-        let scored = self.rewards.borrow_mut().score(&batch, Deadline::never())?;
+        let mut judges = self.judges.borrow_mut();
+        let rewards = &mut judges.as_mut().expect("the first rank has the rewards").rewards;
+        let scored = rewards.score(&batch, Deadline::never())?;
         drop(batch);
         let metrics = scored.metrics.into_iter().filter(|(name, _)| name.contains("/metrics/")).collect();
         let (rewards, scores): (Vec<_>, Vec<_>) = scored.by_reward.into_iter().unzip();
         let (mut completions, mut messages) = (Vec::new(), Vec::new());
         for (at, conversation) in conversations.into_iter().enumerate() {
             completions.push(Completion {
-                sample: conversation.sample,
+                sample: conversation.so_far.sample,
                 old: None,
                 values: None,
                 reward: scored.totals[at],
                 scores: scores.iter().map(|of_reward| of_reward[at]).collect(),
             });
-            messages.push(conversation.messages);
+            messages.push(conversation.so_far.messages);
         }
-        let messages = self.answers.borrow().is_some().then_some(messages);
+        let messages = self.has_environment.then_some(messages);
         Ok(Generation { completions, texts, messages, rewards, metrics, begun: Vec::new() })
     }
 }

@@ -15,6 +15,10 @@
 //! **Clients.** With `reinforcement.endpoint`, clients outside of the run draw and score completions. `Generator::collect` lends the engine to
 //! `Clients` (`clients.rs`), which `ottava-serve` implements, until they have returned the completions of a generation.
 //!
+//! **Ranks.** Data-parallel ranks draw different completions. Ranks that divide tensors or experts compute each pass of a draw together, so they draw the
+//! same completions (`Ranks::place_of_draws`). The first of them answers and scores the completions and gives them to the others
+//! (`Ranks::of_first_drawing`).
+//!
 //! **A step.** `credit.rs` computes advantages from rewards: by `advantage.rs`, or with a value head by `gae.rs`. Completions are packed into rows
 //! (`packing.rs`): each completion is a document of its row. A step runs only as many micro-batches as the completions fill, and all ranks run
 //! equally many (`TrainStep::use_micro_batches`). All ranks know all completions of a step, and each rank takes its rows. `PolicyMicroBatch`
@@ -150,7 +154,8 @@ impl Objective for Reinforcement {
     fn rehearse_draws(&self, model: &mut Decoder, partition: &Partition, config: &RunConfig) -> Result<()> {
         let (r, ranks) = (&config.reinforcement, config.parallel.planned_data());
         let of_step = config.micro_batch_rows() * config.training.gradient_accumulation_steps * ranks;
-        let completions = r.prompts(of_step) * r.num_generations / ranks;
+        let draws = (ranks / config.parallel.expert).max(1);
+        let completions = r.prompts(of_step) * r.num_generations / draws;
         let mut drawer = self.rehearsed.borrow_mut();
         drawer
             .get_or_insert_with(|| Drawer::new(DrawSizes::of_generation(config, completions)))

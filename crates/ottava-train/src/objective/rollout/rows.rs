@@ -17,6 +17,7 @@ use ottava_common::hash::sha256_of;
 use ottava_data::{DataState, Prompt, PromptLoader, PromptSet, RowShare};
 use ottava_models::Decoder;
 use ottava_parallel::Partition;
+use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_settings::{EvaluationConfig, ReinforcementConfig};
 use ottava_tensor::Tensor;
@@ -31,7 +32,10 @@ pub(super) struct RolloutRows {
     config: ReinforcementConfig,
     seed: u64,
     sizes: Sizes,
+    /// The share of the rows of steps.
     share: RowShare,
+    /// The share of the prompts, whose completions this rank draws: alone, or together with other ranks.
+    draws: RowShare,
     prompts: PromptLoader,
     generator: Generator,
     unfinished: Unfinished,
@@ -82,7 +86,9 @@ impl RolloutRows {
     ///
     /// Errors as [`Objective::open`](crate::objective::Objective::open), and with [`Error::Config`] when a reward cannot be made, or ranks and steps do not divide a generation.
     pub(super) fn open(opening: &Opening) -> Result<RolloutRows> {
-        let Opening { config: run, data, state, share, step, unfinished, .. } = *opening;
+        let Opening { config: run, data, state, share, ranks, step, unfinished, .. } = *opening;
+        let ShardPlace { rank, ranks: world } = ranks.place_of_draws();
+        let draws = RowShare { rank, world };
         let config = run.reinforcement.clone();
         let sets = run.prompt_sets(data)?;
         for sentence in sets.iter().filter_map(PromptSet::describe_left_out).filter(|_| share.rank == 0) {
@@ -97,11 +103,11 @@ impl RolloutRows {
         let of_step = run.micro_batch_rows() * run.training.gradient_accumulation_steps * share.world;
         let of_generation = config.prompts(of_step);
         let completions = of_generation * config.num_generations;
-        if completions == 0 || !completions.is_multiple_of(of_step) || !of_generation.is_multiple_of(share.world) {
+        if completions == 0 || !completions.is_multiple_of(of_step) || !of_generation.is_multiple_of(draws.world) {
             return Err(Error::Config(format!(
                 "a generation has {completions} completions of {of_generation} prompts, a step {of_step} completions, and {} ranks divide the prompts; \
                  change `reinforcement.prompts_per_generation` so that steps and ranks divide a generation evenly",
-                share.world
+                draws.world
             )));
         }
         let (steps, most) = ((completions * config.num_iterations / of_step) as u64, config.sampling.max_staleness);
@@ -111,20 +117,21 @@ impl RolloutRows {
                  or to at least {steps}"
             )));
         }
-        if config.endpoint.is_on() && share.world > 1 {
+        if config.endpoint.is_on() && ranks.size() > 1 {
             return Err(Error::Config(format!(
                 "`reinforcement.endpoint.address` is set, and the run has {} ranks; clients return completions to a run of one rank: start one rank, or \
                  remove the endpoint",
-                share.world
+                ranks.size()
             )));
         }
-        let generator = Generator::new(run, of_generation / share.world * config.num_generations)?;
+        let generator = Generator::new(run, of_generation / draws.world * config.num_generations, ranks)?;
         let rows = SampleRows { rows: run.micro_batch_rows(), max_length: run.data.max_length, end: generator.end() };
         Ok(RolloutRows {
             seed: run.seed,
             sizes: Sizes { rows, of_step, of_generation },
             share,
-            prompts: PromptLoader::new(sets, state, share)?,
+            draws,
+            prompts: PromptLoader::new(sets, state, draws)?,
             generator,
             unfinished,
             step,
@@ -226,7 +233,8 @@ impl RolloutRows {
         Ok(Some(Groups { groups, rewards: Vec::new(), metrics: Vec::new() }))
     }
 
-    /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts.
+    /// Draws and scores the completions of the next prompts, as many as a generation has. Each rank draws the completions of its share of the prompts,
+    /// alone or together with the ranks that divide its model.
     /// `begun` has the tokens that are known of the completions, and receives the tokens of the completions that were begun.
     fn draw_groups(
         &mut self,
@@ -236,7 +244,7 @@ impl RolloutRows {
         precision: StepPrecision,
         begun: &mut Vec<Drawn>,
     ) -> Result<Groups> {
-        let (RowShare { rank, world }, ranks) = (self.share, partition.ranks());
+        let (RowShare { rank, world }, ranks) = (self.draws, partition.ranks());
         let (group, of_rank) = (self.config.num_generations, self.sizes.of_generation / world);
         let place = self.place();
         let prompts = self.prompts.next(of_rank)?;
@@ -268,7 +276,7 @@ impl RolloutRows {
 
     /// Gives each completion of `prompts` of this rank its seed, at this `place` in the data.
     fn seeded(&self, prompts: Vec<Prompt>, place: u64) -> Vec<Seeded> {
-        let RowShare { rank, world } = self.share;
+        let RowShare { rank, world } = self.draws;
         let seeds = |at: usize| -> Vec<u64> {
             let number = (at * world + rank) as u64;
             (0..self.config.num_generations as u64).map(|index| seed_of([self.seed, place, number, index])).collect()
@@ -285,7 +293,7 @@ impl RolloutRows {
         count: usize,
         is_greedy: bool,
     ) -> Result<(Vec<Vec<Completion>>, Vec<String>)> {
-        let (RowShare { rank, world }, partition) = (self.share, step.partition());
+        let (RowShare { rank, world }, partition) = (self.draws, step.partition());
         let (ranks, others) = (partition.ranks(), step.first_loss::<PolicyMicroBatch>().others());
         let prompts = self.prompts.validation_len();
         let seeds = |at: usize| -> Vec<u64> {
@@ -380,14 +388,18 @@ struct Groups {
     metrics: Vec<(String, f64)>,
 }
 
-/// Gathers `mine` from each rank.
+/// Gathers `mine` from each rank. Of ranks that draw together, the first rank gives it.
 fn of_all_ranks<T: Serialize + DeserializeOwned>(partition: &Partition, what: &str, mine: &T) -> Result<Vec<T>> {
-    let told = serde_json::to_vec(mine).expect("plain data are written without fail");
+    let ranks = partition.ranks();
+    let told = match ranks.leads_draws() {
+        true => serde_json::to_vec(mine).expect("plain data are written without fail"),
+        false => Vec::new(),
+    };
     let read = |of_rank: Vec<u8>| serde_json::from_slice(&of_rank).expect("as it was written");
-    Ok(partition.ranks().gather_bytes(what, &told)?.into_iter().map(read).collect())
+    Ok(ranks.of_draws(ranks.gather_bytes(what, &told)?).into_iter().map(read).collect())
 }
 
-/// Returns the items of all ranks by prompt: rank r has prompts r, r + world and so on, with `group` items each.
+/// Returns the items of all shares of the prompts, by prompt: share r has prompts r, r + world and so on, with `group` items each.
 fn in_order<T: Clone>(of_ranks: &[Vec<T>], prompts: usize, group: usize) -> Vec<Vec<T>> {
     let world = of_ranks.len();
     (0..prompts).map(|at| of_ranks[at % world][at / world * group..][..group].to_vec()).collect()

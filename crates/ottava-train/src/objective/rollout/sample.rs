@@ -170,7 +170,7 @@ impl<'a> Draws<'a> {
 
     /// Draws a token of each completion that the engine computes.
     pub(super) fn step(&mut self, engine: &mut Engine) -> Result<()> {
-        ottava_common::interrupt::check("drawing completions")?;
+        engine.check_stop("drawing completions")?;
         for event in engine.step()? {
             match event {
                 Event::Token { id, token, logprob, .. } => {

@@ -1,21 +1,28 @@
-//! Draws of a model that ranks divide: ZeRO changes no completion and no loss.
+//! Draws of a model that ranks divide: ZeRO changes no completion and no loss, and ranks that divide tensors or experts draw the completions of one rank.
 
+use super::preference_ranks::expect_equal;
 use super::rollouts::{config, values_of, write_inputs};
+use super::turns::{self, GAME};
 use crate::runs::resume::{metrics, train};
 use crate::setup::on_ranks;
 use ottava_parallel::Zero;
 use ottava_recipe::RecipeName;
-use ottava_settings::{CorrectionMode, LoraConfig, RunConfig, WeightInit};
+use ottava_settings::{AdvantageEstimator, CorrectionMode, LoraConfig, ParallelConfig, RunConfig, WeightInit};
 use ottava_tensor::Device;
 use ottava_train::trainer::{Start, Trainer};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 /// Runs `config` on two ranks, and returns its metrics and its logged completions.
 fn on_two(config: &RunConfig) -> (Vec<Value>, String) {
+    on(2, config)
+}
+
+/// Runs `config` on `ranks` ranks, and returns its metrics and its logged completions.
+fn on(ranks: usize, config: &RunConfig) -> (Vec<Value>, String) {
     let run = config.clone();
-    on_ranks(2, move |group| {
+    on_ranks(ranks, move |group| {
         let mut trainer = Trainer::shared(run.clone(), &Device::Cpu, &Start::New, group, None).unwrap();
         trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
     });
@@ -102,5 +109,75 @@ fn two_ranks_that_divide_weights_draw_the_completions_of_one() {
         // Sums over 64 completions in F32, in another order.
         let apart = one.iter().zip(&two).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
         assert!(apart < 1e-5, "{name}: {one:?}, {two:?}");
+    }
+}
+
+/// Writes a mixture of four experts in a block, with the tokenizer of `inputs`.
+fn write_experts(inputs: &Path, experts: &Path) {
+    std::fs::create_dir(experts).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(inputs.join(name), experts.join(name)).unwrap();
+    }
+    let config = json!({
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 48,
+        "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": true, "decoder_sparse_step": 1,
+        "mlp_only_layers": [], "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 16,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "router_aux_loss_coef": 0.0,
+        "eos_token_id": 0,
+    });
+    std::fs::write(experts.join("config.json"), config.to_string()).unwrap();
+}
+
+/// Each run draws two generations: the second with updated weights. One rank scores what ranks draw together.
+#[test]
+fn ranks_that_divide_tensors_or_experts_draw_the_completions_of_one() {
+    let folder = tempfile::tempdir().unwrap();
+    write_inputs(folder.path());
+    let (start, experts) = (folder.path().join("start"), folder.path().join("experts"));
+    train(&config(folder.path(), &start, RecipeName::Fp32, 1), &Device::Cpu, &Start::New, u64::MAX).unwrap();
+    write_experts(folder.path(), &experts);
+    let mut plain = two_generations(folder.path(), "plain", RecipeName::Fp32);
+    // The completions of most groups have different rewards, so that gradients are not rounding alone.
+    plain.reinforcement.rewards =
+        vec!["type = 'regex'\npattern = '^[0-4]'".parse::<toml::Table>().unwrap().try_into().unwrap()];
+    // AdamW makes updates of the size of the learning rate even of gradients that are rounding.
+    plain.optimizer.learning_rate = 1e-4;
+    let mut reference = plain.clone();
+    (reference.model.path, reference.model.init) = (start.join("checkpoints/checkpoint-1"), WeightInit::Pretrained);
+    reference.reinforcement.loss.beta = 0.1;
+    let mut values = plain.clone();
+    values.reinforcement.advantage.estimator = AdvantageEstimator::Gae;
+    let mut entropy = plain.clone();
+    entropy.reinforcement.loss.entropy_coef = 0.01;
+    let mut ahead = plain.clone();
+    ahead.reinforcement.sampling.max_staleness = 4;
+    let mut game = turns::run(folder.path(), Path::new(""), RecipeName::Fp32, 4, GAME);
+    (game.training.per_device_train_batch_size, game.training.gradient_accumulation_steps) = (32, 1);
+    game.optimizer.learning_rate = 1e-4;
+    let mut mixture = plain.clone();
+    mixture.model.path = experts;
+    let mesh = |tensor, expert, zero| ParallelConfig { tensor, expert, zero, ..ParallelConfig::default() };
+    let whole = Zero::Nothing;
+    for (name, mut config, parallel, ranks) in [
+        ("tensor", plain.clone(), mesh(2, 1, whole), 2),
+        ("tensor and data", plain, mesh(2, 1, Zero::Weights), 4),
+        ("reference", reference, mesh(2, 1, whole), 2),
+        ("values", values, mesh(2, 1, whole), 2),
+        ("entropy", entropy, mesh(2, 1, whole), 2),
+        ("ahead", ahead, mesh(2, 1, whole), 2),
+        ("environment", game, mesh(2, 1, whole), 2),
+        ("expert", mixture.clone(), mesh(1, 2, whole), 2),
+        ("expert, tensor and data", mixture, mesh(2, 2, whole), 8),
+    ] {
+        let data = ranks / parallel.tensor;
+        config.output_dir = folder.path().join(format!("{name}, one"));
+        let (expected, completions) = on(1, &config);
+        config.output_dir = folder.path().join(name);
+        config.training.per_device_train_batch_size /= data;
+        let (got, of_ranks) = on(ranks, &RunConfig { parallel, ..config });
+        expect_equal(name, &expected, &got);
+        // Rank 0 logs completions of the first prompts of its share.
+        let first = |log: &str| log.lines().next().unwrap().to_string();
+        assert_eq!(first(&of_ranks), first(&completions), "{name}");
     }
 }

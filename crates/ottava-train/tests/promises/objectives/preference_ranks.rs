@@ -39,16 +39,19 @@ fn run(config: &RunConfig, name: &str, parallel: ParallelConfig, ranks: usize) -
 }
 
 /// Compares the numbers of all lines.
-fn expect_equal(what: &str, expected: &[Value], got: &[Value]) {
+pub fn expect_equal(what: &str, expected: &[Value], got: &[Value]) {
     assert_eq!(expected.len(), got.len(), "{what}");
     let mut compared = 0;
-    for (expected, got) in expected.iter().zip(got) {
-        for (key, value) in expected.as_object().unwrap() {
+    for (expected_line, got_line) in expected.iter().zip(got) {
+        for (key, value) in expected_line.as_object().unwrap() {
             // How much padding experts have depends on the tokens of each rank.
             let Some(expected) = value.as_f64().filter(|_| key != "router_padding") else { continue };
-            let got = got[key].as_f64().unwrap_or_else(|| panic!("{what}: {key} is missing in {got}"));
+            let got = got_line[key].as_f64().unwrap_or_else(|| panic!("{what}: {key} is missing in {got_line}"));
             // Sums in F32 in another order.
-            assert!((expected - got).abs() <= 2e-4 * expected.abs().max(0.05), "{what}: {key} is {expected} and {got}");
+            assert!(
+                (expected - got).abs() <= 2e-4 * expected.abs().max(0.05),
+                "{what}: {key} is {expected} and {got}\n{expected_line}\n{got_line}"
+            );
             compared += usize::from(key.contains("reward"));
         }
     }

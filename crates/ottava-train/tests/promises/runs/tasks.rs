@@ -67,7 +67,8 @@ fn scores_on(
     let mut config = run(inputs, name, recipe);
     config.training.max_steps = Some(1);
     config.training.gradient_accumulation_steps = 4 * parallel.tensor * parallel.pipeline * parallel.context / ranks;
-    if ranks > 1 && parallel.zero != Zero::Weights {
+    if parallel.pipeline * parallel.context > 1 {
+        // Ranks that divide layers or tokens draw no texts.
         config.evaluation.tasks.pop();
     }
     config.parallel = parallel;
@@ -103,13 +104,15 @@ fn tasks_have_the_same_scores_if_ranks_divide_the_model() {
     let inputs = tempfile::tempdir().unwrap();
     write_inputs(inputs.path());
     let alone = scores_on(inputs.path(), "alone", RecipeName::Fp32, 1, ParallelConfig::default());
-    for (name, parallel) in [
-        ("tensor", ParallelConfig { tensor: 2, ..ParallelConfig::default() }),
-        ("pipeline", ParallelConfig { pipeline: 2, ..ParallelConfig::default() }),
-        ("context", ParallelConfig { context: 2, ..ParallelConfig::default() }),
+    let tensor = || ParallelConfig { tensor: 2, ..ParallelConfig::default() };
+    for (name, ranks, draws, parallel) in [
+        ("tensor", 2, 2, tensor()),
+        ("tensor and data", 4, 2, ParallelConfig { zero: Zero::Weights, ..tensor() }),
+        ("pipeline", 2, 0, ParallelConfig { pipeline: 2, ..ParallelConfig::default() }),
+        ("context", 2, 0, ParallelConfig { context: 2, ..ParallelConfig::default() }),
     ] {
-        let divided = scores_on(inputs.path(), name, RecipeName::Fp32, 2, parallel);
-        assert_eq!(divided.len(), 2 * 2 + 3, "{name}: {divided:?}");
+        let divided = scores_on(inputs.path(), name, RecipeName::Fp32, ranks, parallel);
+        assert_eq!(divided.len(), 2 * 2 + 3 + draws, "{name}: {divided:?}");
         for (metric, value) in &divided {
             // Sums in F32 have another order.
             assert!(
@@ -174,15 +177,15 @@ fn tasks_that_a_run_cannot_evaluate_are_errors_before_its_files_change() {
     let fails = |change: &dyn Fn(&mut RunConfig), part: &str| {
         let mut config = run(inputs.path(), "run", RecipeName::Bf16);
         change(&mut config);
-        let results = on_ranks(config.parallel.tensor, move |group| {
+        let results = on_ranks(config.parallel.context, move |group| {
             Trainer::shared(config.clone(), &Device::Cpu, &Start::New, group, None).map(drop)
         });
         let error = results.into_iter().next().unwrap().unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     };
     fails(
-        &|config| config.parallel.tensor = 2,
-        "`parallel.tensor` is 2, and the task draw draws texts with the whole model",
+        &|config| config.parallel.context = 2,
+        "`parallel.context` is 2, and the ranks that draw the texts of the task draw have all layers",
     );
     let twice = |config: &mut RunConfig| config.evaluation.tasks.push(config.evaluation.tasks[0].clone());
     fails(&twice, "has the name choice, which another task or data set has");
