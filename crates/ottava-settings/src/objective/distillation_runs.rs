@@ -48,8 +48,8 @@ impl RunConfig {
             all.demand(
                 ranks == 1 && !p.auto,
                 format!(
-                    "`parallel.{key}` is {ranks}, and the teacher of `[distillation]` is whole on each rank, with all tokens of a row; set it to 1, and \
-                     `parallel.auto` to false"
+                    "`parallel.{key}` is {ranks}, and the teacher's distributions of `[distillation]` are for whole rows and for a model with all layers; set it \
+                     to 1, and `parallel.auto` to false"
                 ),
             );
         }

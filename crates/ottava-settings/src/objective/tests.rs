@@ -133,7 +133,7 @@ fn stored_distributions_refuse_what_does_not_go_together() {
         ("teacher = \"t\"", "`distillation.teacher` and `distillation.logits` are both set"),
         ("lmbda = 0.5", "`distillation.lmbda` is above 0, and `distillation.logits` has no distributions"),
         ("top_k = 0", "`distillation.top_k` is 0"),
-        ("[parallel]\ntensor = 2", "`parallel.tensor` is 2, and the teacher's distributions"),
+        ("[parallel]\npipeline = 2", "`parallel.pipeline` is 2, and the teacher's distributions"),
         ("[[reinforcement.rewards]]\ntype = \"math\"", "`distillation.teacher` or `distillation.logits` is set"),
     ] {
         let error = load(&text(keys), &[]).unwrap_err().to_string();

@@ -221,27 +221,32 @@ pub fn column(lines: &[Value], key: &str) -> Vec<f64> {
     lines.iter().filter_map(|line| line[key].as_f64()).collect()
 }
 
-/// Each rank draws for its own rows, with the seeds of their places: two ranks draw what one rank draws in two micro-batches.
+/// Each rank draws for its own rows, with the seeds of their places: two ranks draw what one rank draws in two micro-batches. Ranks that divide tensors draw
+/// the same completions, and compute divergences over the whole vocabulary.
 #[test]
 fn ranks_draw_the_completions_of_one_rank() {
     let (inputs, runs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     write_answers(inputs.path());
     let teacher = teacher_folder(inputs.path(), runs.path());
-    let logged = |ranks: usize| {
-        let mut run = on_policy(inputs.path(), &runs.path().join(format!("ranks-{ranks}")), &teacher, 1.0);
-        (run.training.max_steps, run.training.gradient_accumulation_steps) = (Some(2), 2 / ranks);
+    let logged = |name: &str, data: usize, tensor: usize| {
+        let mut run = on_policy(inputs.path(), &runs.path().join(name), &teacher, 1.0);
+        (run.training.max_steps, run.training.gradient_accumulation_steps) = (Some(2), 2 / data);
+        run.parallel.tensor = tensor;
         let output = run.output_dir.clone();
-        on_ranks(ranks, move |group| {
+        on_ranks(data * tensor, move |group| {
             let mut trainer = Trainer::shared(run.clone(), &Device::Cpu, &Start::New, group, None).unwrap();
             trainer.run(&AtomicBool::new(false), &mut |_| {}).unwrap();
         });
         let lines = metrics(&output);
         ["loss", "grad_norm", "completions/mean_length"].map(|key| column(&lines, key)).concat()
     };
-    let (one, two) = (logged(1), logged(2));
+    let one = logged("one", 1, 1);
     assert_eq!(one.len(), 6);
-    // Sums in F32 in another order.
-    assert!(one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-5), "{one:?}, {two:?}");
+    for (name, data, tensor) in [("data", 2, 1), ("tensor", 1, 2), ("data and tensor", 2, 2)] {
+        let several = logged(name, data, tensor);
+        // Sums in F32 in another order.
+        assert!(one.iter().zip(&several).all(|(a, b)| (a - b).abs() < 1e-5), "{name}: {one:?}, {several:?}");
+    }
 }
 
 /// The model draws the completions of a share of the steps, and a resumed run draws the same completions as the whole run.
