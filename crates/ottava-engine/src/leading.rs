@@ -43,7 +43,7 @@ impl Engine {
         ranks.finish()
     }
 
-    /// Makes this engine draw together with the engines of the ranks that divide its model, all of which get the same calls.
+    /// Makes this engine draw together with the engines of other ranks that divide its model. All these engines get the same calls.
     pub fn draw_together(&mut self, ranks: Rc<Ranks>) {
         if !ranks.draws_alone() {
             self.part = Part::Together(ranks, 0);
