@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Reinforcement learning on one GPU, from random weights: time of a step, and how far draws and steps are apart, in each recipe.
+# Reinforcement learning on a GPU, from random weights: time of a step, and how far draws and steps are apart, in each recipe.
 #
 # usage: scripts/gpu-rollouts.sh OTTAVA [MODEL]    OTTAVA is a release build; MODEL a config.json, by default configs/models/llama-110m.json
-# STEPS (default 12) in each recipe. OUT receives the runs.
+# STEPS (default 12) in each of the RECIPES, on GPUS (default 1) GPUs. SETTINGS are further settings, such as "parallel.tensor=2". OUT receives the runs.
 set -euo pipefail
 ottava=$(realpath "$1") model=${2:-configs/models/llama-110m.json} steps=${STEPS:-12} results=${OUT:-$(mktemp -d)}/rollouts
 cd "$(dirname "$0")/.."
@@ -41,8 +41,11 @@ learning_rate = 1e-5
 [precision.exceptions]
 skip_slow_linears = false
 TOML
-for recipe in bf16 fp8-delayed fp8-current fp8-row fp8-block; do
-    "$ottava" train "$results/run.toml" --set "output_dir=$results/$recipe" --set "precision.recipe=$recipe" >"$results/$recipe.log" 2>&1 ||
+settings=()
+for setting in ${SETTINGS:-}; do settings+=(--set "$setting"); done
+[ "${GPUS:-1}" -eq 1 ] || settings+=(--gpus "$GPUS")
+for recipe in ${RECIPES:-bf16 fp8-delayed fp8-current fp8-row fp8-block}; do
+    "$ottava" train "$results/run.toml" --set "output_dir=$results/$recipe" --set "precision.recipe=$recipe" "${settings[@]}" >"$results/$recipe.log" 2>&1 ||
         { echo "$recipe failed"; tail -5 "$results/$recipe.log"; continue; }
     python3 - "$results/$recipe/metrics.jsonl" "$recipe" <<'PY'
 import json, statistics, sys
