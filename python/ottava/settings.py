@@ -721,6 +721,8 @@ class Parallel(Table):
     """Expert-parallel ranks, which divide the experts of each layer and exchange tokens."""
     zero: Optional[int] = None
     """ZeRO stage, which selects what is divided among ranks: 0 nothing, 1 master weights and optimizer states, 2 also gradients accumulated over micro-batches, 3 also weights and their FP8 codes."""
+    zero_shard_size: Optional[int] = None
+    """Ranks that divide with `zero`, such as the ranks of a host; 0 means all ranks of data x context."""
     check_replicas: Optional[int] = None
     """Steps between comparisons of replicas."""
     communication: Optional[ParallelCommunication] = None

@@ -48,7 +48,8 @@ impl Trainer {
     ) -> Result<Trainer> {
         choose_division(&mut config, device, &world)?;
         let shape = config.parallel.mesh(world.size())?;
-        let ranks = Rc::new(Ranks::new(world, shape, device)?.sending(config.parallel.communication.activation_dtype));
+        let ranks = Ranks::new(world, shape, device)?.sending(config.parallel.communication.activation_dtype);
+        let ranks = Rc::new(ranks.with_shard_groups(config.parallel.zero_shard_size)?);
         interrupt::forward_to(ranks.stopper());
         let lock = match lock {
             None if ranks.leads() => RunLock::take(&config.output_dir).map(Some),
