@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 const MAX_RANKS: usize = 1 << 16;
 
 /// The `[parallel]` table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
     /// Whether a search chooses `data`, `tensor`, `pipeline`, `context`, `expert` and `zero`: the fastest division that fits in memory,
@@ -45,6 +45,11 @@ pub struct ParallelConfig {
     /// weights and optimizer states of norms and biases, and with `zero_shard_size` the slices that several groups store. They also compare amax and scale of each FP8 cast. A difference ends the job with
     /// exit code 5. 0 turns these comparisons off; loaded weights are always compared once, at the start.
     pub check_replicas: u64,
+    /// Steps between searches for slow ranks; 0 turns them off. Each rank times the same products, without other ranks. A warning names a
+    /// rank whose time is above `straggler_ratio` times the median of all ranks in three searches in a row.
+    pub straggler_steps: u64,
+    /// The time of a slow rank's products, divided by the median of all ranks.
+    pub straggler_ratio: f64,
     /// How ranks communicate.
     pub communication: CommunicationConfig,
 }
@@ -63,6 +68,8 @@ impl Default for ParallelConfig {
             zero: Zero::default(),
             zero_shard_size: 0,
             check_replicas: 100,
+            straggler_steps: 0,
+            straggler_ratio: 1.3,
             communication: CommunicationConfig::default(),
         }
     }
@@ -208,6 +215,12 @@ impl ParallelConfig {
         if let Some(problem) = self.shard_problem() {
             return Some(problem);
         }
+        if !(self.straggler_ratio > 1.0 && self.straggler_ratio.is_finite()) {
+            return Some(format!(
+                "`parallel.straggler_ratio` is {}; set it to a number above 1, such as 1.3",
+                self.straggler_ratio
+            ));
+        }
         if self.pipeline_stages == 0 {
             return Some("`parallel.pipeline_stages` is 0; each rank of a pipeline has at least one stage".into());
         }
@@ -267,6 +280,9 @@ mod tests {
         assert!(problem(ParallelConfig { zero_shard_size: 1, ..of }).contains("is 1, which divides nothing"));
         assert!(problem(ParallelConfig { expert: 8, ..of }).contains("set the size to a multiple of 8"));
         assert!(problem(ParallelConfig { zero_shard_size: 1 << 20, ..of }).contains("it is at most 65536"));
+        for ratio in [1.0, 0.0, f64::NAN, f64::INFINITY] {
+            assert!(problem(ParallelConfig { straggler_ratio: ratio, ..of }).contains("straggler_ratio"), "{ratio}");
+        }
         let auto = ParallelConfig { auto: true, zero_shard_size: 4, ..Default::default() };
         assert!(problem(auto).starts_with("`parallel.zero_shard_size` is set, and `parallel.auto` is true"));
         let error = ParallelConfig { zero_shard_size: 3, ..of }.mesh(8).unwrap_err().to_string();

@@ -13,6 +13,7 @@ use super::rollback_log;
 use super::start::{
     Resumed, RunLock, Start, checkpoints, choose_division, expect_shared_folder, find_shared_checkpoint, log_exceptions,
 };
+use super::stragglers::Stragglers;
 use crate::plan::ResolvedRun;
 use crate::run::Run;
 use crate::tasks::{RunSamples, RunTasks};
@@ -118,7 +119,8 @@ impl Trainer {
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
         let (history, saved_at) = (History::read(folder), Instant::now());
         let gpu_meter = GpuMeter::default();
-        let mut outputs = Outputs { saver, memory: None, files, history, record, gpu_meter, saved_at };
+        let stragglers = Stragglers::default();
+        let mut outputs = Outputs { saver, memory: None, files, history, record, gpu_meter, stragglers, saved_at };
         outputs.keep_best(progress.best.as_ref(), config);
         progress.scaling_slots = run.step.partition().cast_names(&run.model);
         let observers = Observers::new(config, &progress.alarms, &casts);
