@@ -721,8 +721,14 @@ class Parallel(Table):
     """Expert-parallel ranks, which divide the experts of each layer and exchange tokens."""
     zero: Optional[int] = None
     """ZeRO stage, which selects what is divided among ranks: 0 nothing, 1 master weights and optimizer states, 2 also gradients accumulated over micro-batches, 3 also weights and their FP8 codes."""
+    zero_shard_size: Optional[int] = None
+    """Ranks that divide with `zero`, such as the ranks of a host; 0 means all ranks of data x context."""
     check_replicas: Optional[int] = None
     """Steps between comparisons of replicas."""
+    straggler_steps: Optional[int] = None
+    """Steps between searches for slow ranks; 0 turns them off."""
+    straggler_ratio: Optional[float] = None
+    """The time of a slow rank's products, divided by the median of all ranks."""
     communication: Optional[ParallelCommunication] = None
 
 
@@ -733,6 +739,10 @@ class Recovery(Table):
     """Steps between two snapshots; 0 takes no snapshots, and the job ends if it loses a rank."""
     spares: Optional[int] = None
     """The number of hosts that the launcher starts beyond the hosts that train."""
+    min_hosts: Optional[int] = None
+    """The smallest number of hosts with which the job goes on after a loss, if no spare host is left; 0 means all hosts that train."""
+    stragglers: Optional[Literal["warn", "swap"]] = None
+    """What happens to the host of a slow rank (`parallel.straggler_steps`): "warn" names it; "swap" also gives its place to a spare host after the next snapshot, if there is a spare host that is not slow."""
     memory_dir: Optional[str] = None
     """Folder of a memory file system for the snapshots, on each host."""
     max_recoveries: Optional[int] = None

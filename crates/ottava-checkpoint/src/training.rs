@@ -51,8 +51,16 @@ pub struct Contents {
     whole: Vec<TensorInfo>,
     /// The regions that this rank holds of divided tensors, and of tensors of the other stages of a pipeline.
     divided: Vec<Regions>,
+    /// The number of ranks that store the slices of this rank, and the bytes of these slices that other ranks write.
+    slice_replicas: usize,
+    of_other_replicas: usize,
     /// The name of the file with the tensors `divided`.
     divided_file: String,
+}
+
+/// Returns the bytes of a region of a tensor in a [`Snapshot`].
+fn padded_bytes(regions: &Regions) -> usize {
+    Snapshot::padded(regions.elements() * regions.info.dtype.size())
 }
 
 impl Contents {
@@ -75,7 +83,9 @@ impl Contents {
         let ranks = partition.ranks();
         let divided_file = format!("optimizer-{:05}-of-{:05}.safetensors", ranks.rank() + 1, ranks.size());
         let (rank, size, has_adapters) = (ranks.rank(), ranks.size(), model.config().lora.is_some());
-        let mut contents = Contents { divided_file, rank, ranks: size, max_file_bytes, ..Contents::default() };
+        let slice_replicas = ranks.slice_replicas().size();
+        let mut contents =
+            Contents { divided_file, rank, ranks: size, slice_replicas, max_file_bytes, ..Contents::default() };
         let mut others = HashMap::new();
         let arrays = partition.scaling_arrays(model)?;
         for (name, array) in arrays.into_iter().filter(|_| ranks.leads()) {
@@ -97,9 +107,13 @@ impl Contents {
         for (param, states) in params.iter_mut().zip(optimizer.states()) {
             let slice = param.is_sliced().then(|| param.slice());
             let is_whole = param.identity.is_whole() || !place.is_divided();
-            // If several ranks have the same elements, the first of these ranks writes them.
-            let is_first = ranks.replicas(param).rank() == 0;
-            if slice.is_none() && !is_first || is_whole && !is_first_of_tensors || Some(param.identity.id) == copy {
+            // If several ranks have the same elements, one of these ranks writes them.
+            let writes = match &slice {
+                None => ranks.replicas(param).rank() == 0,
+                // Shard groups write different units, so all hosts write.
+                Some(_) => ranks.slice_replicas().rank() == param.identity.id.unit.0 % ranks.slice_replicas().size(),
+            };
+            if slice.is_none() && !writes || is_whole && !is_first_of_tensors || Some(param.identity.id) == copy {
                 continue;
             }
             let Param { identity, weights, .. } = &mut **param;
@@ -120,6 +134,10 @@ impl Contents {
                 for Held { regions, values } in
                     regions_of(identity.name(), &identity.shards, &slice, &kept, |shard| shard.replica.rank == 0)
                 {
+                    if !writes {
+                        contents.of_other_replicas += padded_bytes(&regions);
+                        continue;
+                    }
                     others.insert(regions.info.name.clone(), flat.rows(values.start, values.end)?);
                     match slice {
                         None if ranks.leads() && is_whole => contents.whole.push(regions.info),
@@ -188,12 +206,16 @@ impl Contents {
     pub fn snapshot_bytes(&self) -> [usize; 3] {
         let padded = |info: &TensorInfo| Snapshot::padded(info.bytes());
         let weights = |rank| -> usize { self.weights_of(rank).map(padded).sum() };
-        let divided = self.divided.iter().map(|it| Snapshot::padded(it.elements() * it.info.dtype.size()));
+        let divided = self.divided.iter().map(padded_bytes);
         let (divided, whole) =
             (divided.sum::<usize>(), self.scaling.iter().chain(&self.whole).map(padded).sum::<usize>());
         let others = (1..self.ranks).map(weights).max().unwrap_or(0);
         let all = (0..self.ranks).map(weights).sum::<usize>();
-        [weights(self.rank) + whole + divided, others + divided, all + whole + self.ranks * divided]
+        [
+            weights(self.rank) + whole + divided,
+            others + divided,
+            all + whole + self.ranks / self.slice_replicas * (divided + self.of_other_replicas),
+        ]
     }
 
     /// Writes the files of this rank. `fetch` is called once for the bytes of each tensor, by name. Weights come first, in the order of the

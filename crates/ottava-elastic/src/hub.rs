@@ -145,6 +145,11 @@ impl Hub {
         }
     }
 
+    /// Returns the number of the hub that announced `epoch`.
+    pub fn term_of(epoch: Epoch) -> Term {
+        epoch >> EPOCHS_OF_TERM
+    }
+
     /// Returns the number of this hub.
     pub fn term(&self) -> Term {
         self.term

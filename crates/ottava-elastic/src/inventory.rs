@@ -76,10 +76,16 @@ impl CommonStep {
 
     /// Returns the places of the snapshot that overlap with `place` of `places`.
     fn overlapping(&self, place: u32, places: u32) -> std::ops::Range<usize> {
-        let (place, places, old) = (u64::from(place), u64::from(places), self.shares.len() as u64);
-        let (first, end) = (place * old / places, ((place + 1) * old).div_ceil(places));
-        first as usize..end as usize
+        let old = overlapping(place, places, self.shares.len() as u32);
+        old.start as usize..old.end as usize
     }
+}
+
+/// Returns the places of a state that was divided among `old` places, which overlap with `place` of `places`.
+pub(crate) fn overlapping(place: u32, places: u32, old: u32) -> std::ops::Range<u32> {
+    let (place, places, old) = (u64::from(place), u64::from(places), u64::from(old));
+    let (first, end) = (place * old / places, ((place + 1) * old).div_ceil(places));
+    first as u32..end as u32
 }
 
 #[cfg(test)]

@@ -30,6 +30,11 @@ pub struct Membership {
 }
 
 impl Membership {
+    /// Returns `place`, and the place whose copies the host at `place` stores.
+    pub fn stored_places(&self, place: u32) -> impl Iterator<Item = u32> {
+        [Some(place), self.copied_place(place)].into_iter().flatten()
+    }
+
     /// Returns the number of places.
     pub fn places(&self) -> u32 {
         self.hosts.len() as u32

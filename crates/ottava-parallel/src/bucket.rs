@@ -123,9 +123,9 @@ impl Stored {
 }
 
 impl Bucket {
-    /// Returns the ranks that sum the gradients of the matrices and divide the matrices.
+    /// Returns the ranks that divide the matrices, and to which gradients of the matrices are scattered.
     pub(super) fn group<'a>(&self, ranks: &'a Ranks) -> &'a Group {
-        ranks.replicas_of(self.experts)
+        ranks.shard_group(self.experts)
     }
 
     /// Returns the name, for error messages and the order of collectives.
@@ -148,7 +148,8 @@ impl Bucket {
             Zero::Weights => Kept::Slice,
             _ => Kept::Buffer,
         };
-        let (ranks, experts) = (ranks.replicas(params[0]), params[0].identity.is_of_experts());
+        let experts = params[0].identity.is_of_experts();
+        let ranks = ranks.shard_group(experts);
         let slices = Slices::new(params.iter().map(|param| param.weights.shape().iter().product()), ranks.size());
         let name = params[0].identity.name().to_string();
         let of_bucket =
@@ -200,6 +201,11 @@ impl Bucket {
             ReduceFormat::Stored => self.slices.padded_len() * self.gradients.size(),
             ReduceFormat::Float8 { .. } => ranks * gradient_code_bytes(self.slices.slice_len()),
         }
+    }
+
+    /// Returns the number of bytes of a rank's slice of the gradients, in the type in which backward accumulates them.
+    pub(super) fn gradient_slice_bytes(&self) -> usize {
+        self.slices.slice_len() * self.gradients.size()
     }
 
     /// Returns the index of a matrix in the bucket.

@@ -22,7 +22,8 @@ use std::mem;
 ///
 /// The gradients of a bucket's matrices are in one buffer. A backward that reduces starts the reduction after it has added to the buffer: an
 /// all-reduce if every rank updates everything (ZeRO stage 0), else a reduce-scatter to the ranks that update the slices. FP8 codes are exchanged
-/// by slices in an all-to-all and added; in stage 0 the sum is cast once more and gathered.
+/// by slices in an all-to-all and added; in stage 0 the sum is cast once more and gathered. If several shard groups store the same slices, these
+/// collectives run within a shard group, and the last backward of a step also starts an all-reduce of the slice over shard groups.
 pub struct Exchange<'a> {
     partition: &'a Partition,
     /// The gathers in progress, by bucket. `frozen` holds the gathers of frozen weights.
@@ -32,6 +33,8 @@ pub struct Exchange<'a> {
     reduces: bool,
     /// Whether the current backward starts the reductions.
     reduces_now: bool,
+    /// Whether the current backward is the last backward of the step that reduces.
+    is_last: bool,
     open: VecDeque<Reduction>,
     /// The sums by bucket: a whole buffer, or this rank's slice of the buffer.
     sums: Vec<Option<Tensor>>,
@@ -46,6 +49,8 @@ struct Reduction {
     stage: Stage,
     /// The type of the sum.
     dtype: DType,
+    /// Whether no later reduction of the step adds to the sum.
+    is_last: bool,
 }
 
 /// The result of a collective.
@@ -57,6 +62,8 @@ enum Stage {
     Codes,
     /// The codes of the sum from all ranks.
     CodesOfSum,
+    /// The sum of the slice over all shard groups.
+    SumOfReplicas,
 }
 
 impl<'a> Exchange<'a> {
@@ -70,12 +77,20 @@ impl<'a> Exchange<'a> {
     /// Creates the exchange of passes without reductions: gradients stay on their rank.
     pub fn of_weights(partition: &'a Partition) -> Exchange<'a> {
         let (gathers, frozen, open, sums) = (HashMap::new(), HashMap::new(), VecDeque::new(), Vec::new());
-        Exchange { partition, gathers, frozen, reduces: false, reduces_now: false, open, sums, error: None }
+        let (reduces, reduces_now, is_last) = (false, false, false);
+        Exchange { partition, gathers, frozen, reduces, reduces_now, is_last, open, sums, error: None }
     }
 
-    /// Sets whether the next backward starts to reduce the gradients of each unit to which it has added.
-    pub fn reduce_after_backward(&mut self, reduces: bool) {
+    /// Sets whether the next backward starts to reduce the gradients of each unit to which it has added. `is_last_micro_batch` is about this backward.
+    pub fn reduce_after_backward(&mut self, reduces: bool, is_last_micro_batch: bool) {
         self.reduces_now = reduces;
+        // Stages 0 and 1 reduce each gradient once, after the last backward of a schedule.
+        self.is_last = is_last_micro_batch || self.partition.zero() < Zero::Gradients;
+    }
+
+    /// Returns whether the current backward also starts the sums over shard groups.
+    fn sums_replicas(&self) -> bool {
+        self.is_last && self.partition.ranks().slice_replicas().size() > 1
     }
 
     /// Starts the reduction of the gradients of bucket number `i`.
@@ -101,27 +116,34 @@ impl<'a> Exchange<'a> {
                 (ranks.reduce_scatter(bucket.name(), &gradients, slice)?, Stage::Sum)
             }
         };
-        self.open.push_back(Reduction { bucket: i, pending, stage, dtype });
+        self.open.push_back(Reduction { bucket: i, pending, stage, dtype, is_last: self.is_last });
         Ok(())
     }
 
-    /// Returns the number of collectives for the gradients of a bucket.
+    /// Returns the number of collectives that follow one another for the gradients of a bucket.
     fn stages(&self) -> usize {
-        match (self.partition.reduction(), self.partition.zero()) {
+        let own = match (self.partition.reduction(), self.partition.zero()) {
             (ReduceFormat::Float8 { .. }, Zero::Nothing) => 2,
             _ => 1,
-        }
+        };
+        own + usize::from(self.sums_replicas())
     }
 
     /// Waits for the oldest collective of gradients, and processes its result.
     fn settle(&mut self, buckets: &[Bucket]) -> Result<()> {
-        let Some(Reduction { bucket: i, pending, stage, dtype }) = self.open.pop_front() else { return Ok(()) };
+        let Some(Reduction { bucket: i, pending, stage, dtype, is_last }) = self.open.pop_front() else {
+            return Ok(());
+        };
         let (bucket, ranks) = (&buckets[i], buckets[i].group(self.partition.ranks()));
         let arrived = pending.wait()?;
         let _scope = arrived.device().clone().scope(GRADIENTS);
         let slice = bucket.slices.slice_len();
         let sum = match stage {
             Stage::Sum => arrived,
+            Stage::SumOfReplicas => {
+                self.sums[i] = Some(arrived);
+                return Ok(());
+            }
             Stage::Codes => {
                 let sum = sum_gradient_codes(&arrived, slice, dtype)?;
                 drop(arrived);
@@ -132,7 +154,7 @@ impl<'a> Exchange<'a> {
                     let mut all = Tensor::empty(codes.device(), &shape, codes.dtype())?;
                     all.copy_from(ranks.rank(), &codes)?;
                     let pending = ranks.all_gather(bucket.name(), all)?;
-                    self.open.push_back(Reduction { bucket: i, pending, stage: Stage::CodesOfSum, dtype });
+                    self.open.push_back(Reduction { bucket: i, pending, stage: Stage::CodesOfSum, dtype, is_last });
                     return Ok(());
                 }
                 sum
@@ -142,10 +164,16 @@ impl<'a> Exchange<'a> {
         if self.sums.len() <= i {
             self.sums.resize(i + 1, None);
         }
-        self.sums[i] = Some(match self.sums[i].take() {
+        let sum = match self.sums[i].take() {
             Some(before) => add(&before, &sum)?,
             None => sum,
-        });
+        };
+        if !is_last || self.partition.ranks().slice_replicas().size() == 1 {
+            self.sums[i] = Some(sum);
+            return Ok(());
+        }
+        let pending = self.partition.ranks().of_replicas(|group| group.all_reduce(bucket.name(), Reduce::Sum, sum))?;
+        self.open.push_back(Reduction { bucket: i, pending, stage: Stage::SumOfReplicas, dtype, is_last });
         Ok(())
     }
 

@@ -80,7 +80,7 @@ struct Whole {
 pub(super) fn divide_frozen(unit: &mut [&mut Param], ranks: &Ranks) -> Result<Vec<FrozenBucket>> {
     let mut all: Vec<Whole> = Vec::new();
     for param in unit.iter_mut().filter(|param| !param.is_trained() && param.identity.is_matrix()) {
-        if ranks.replicas(param).size() == 1 {
+        if ranks.shard_group(param.identity.is_of_experts()).size() == 1 {
             continue;
         }
         for weight in param.take_frozen() {
@@ -101,7 +101,7 @@ pub(super) fn divide_frozen(unit: &mut [&mut Param], ranks: &Ranks) -> Result<Ve
 impl FrozenBucket {
     fn new(unit: UnitId, whole: Whole, ranks: &Ranks) -> Result<FrozenBucket> {
         let Whole { kind, name, weights, tensors } = whole;
-        let (group, device) = (ranks.replicas_of(kind.experts), tensors[0].device().clone());
+        let (group, device) = (ranks.shard_group(kind.experts), tensors[0].device().clone());
         let slices = Slices::new(tensors.iter().map(Tensor::len), group.size());
         let first = group.rank() * slices.slice_len();
         let _scope = device.scope(kind.scope);
@@ -121,7 +121,7 @@ impl FrozenBucket {
     }
 
     fn group<'a>(&self, ranks: &'a Ranks) -> &'a Group {
-        ranks.replicas_of(self.kind.experts)
+        ranks.shard_group(self.kind.experts)
     }
 
     /// Starts to gather the weights.

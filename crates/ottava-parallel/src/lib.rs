@@ -26,9 +26,13 @@
 //! | draws of completions by several ranks | `drawing.rs` |
 //!
 //! `Ranks` owns the mesh. Decisions that concern all ranks (launches, stops, failures, equal settings) use the group of all ranks. A reduction uses
-//! the ranks that share its tensor, which `Ranks::sharing` returns for `Shared::Gradients`, `Shared::Slices` (of ZeRO), `Shared::Tokens`,
+//! the ranks that share its tensor, which `Ranks::sharing` returns for `Shared::Gradients`, `Shared::Replicas`, `Shared::Tokens`,
 //! `Shared::Elements` or `Shared::Model`. In this crate, only `ranks.rs` uses the group of all ranks. Only this crate calls collectives of
 //! tensors. A test of the project (`tidy`) checks these two rules.
+//!
+//! With hierarchical ZeRO (`Ranks::with_shard_groups`), the ranks that share gradients are cut into shard groups, such as the ranks of a host. Slices are divided
+//! within a shard group (`Ranks::shard_group`), so all gathers of weights and all scatters of gradients are within the group. Ranks at the same place of
+//! all shard groups store the same slices (`Ranks::slice_replicas`), and sum the gradients of the slices once per step.
 //!
 //! Each cast slot has an `AmaxGroup` (`scaling/amax_group.rs`), the ranks that share its scale. `Amaxes` computes one maximum per group at the end
 //! of a step. `Partition::compare_replicas` compares the amax and scale of each cast across ranks, so a wrong group is an error that names the

@@ -33,10 +33,11 @@ impl Partition {
         let mut sums = Tensor::zeros(model.device(), &[ranks.size()], DType::F64)?;
         let params = model.parameters();
         // Elements that several ranks have are counted once.
-        let is_first = |param: &Param| self.ranks().replicas(param).rank() == 0;
-        let counts = |param: &&&mut Param| {
-            (param.is_sliced() || is_first(param)) && (!param.identity.is_whole() || is_first_of_tensors)
+        let is_first = |param: &Param| match param.is_sliced() {
+            true => self.ranks().slice_replicas().rank() == 0,
+            false => self.ranks().replicas(param).rank() == 0,
         };
+        let counts = |param: &&&mut Param| is_first(param) && (!param.identity.is_whole() || is_first_of_tensors);
         let counted: Vec<_> = params.iter().filter(counts).collect();
         let (replicated, counted): (Vec<_>, Vec<_>) =
             counted.into_iter().partition(|param| param.identity.replicas() > 1);

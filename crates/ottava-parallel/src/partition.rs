@@ -34,6 +34,8 @@ pub struct BufferBytes {
     pub codes: u64,
     /// The bytes of the buffer of gradients that ranks reduce.
     pub reduced: u64,
+    /// The bytes of this rank's slice of gradients, if ranks also reduce slices between shard groups; else 0.
+    pub slice: u64,
     /// Whether each forward and each backward gathers. Otherwise only the first forward of a step gathers.
     pub gathers_in_each_pass: bool,
 }
@@ -86,7 +88,7 @@ impl Partition {
         let slot_of = |param: &Param| param.cast().map(WeightCast::slot);
         let whole_slots = model.all_parameters().into_iter().filter(is_whole).filter_map(|param| slot_of(param));
         let whole_slots = whole_slots.collect();
-        if ranks.sharing(Shared::Slices).size() > 1 {
+        if ranks.sharing(Shared::Replicas).size() > 1 {
             let (units, scaling) = model.units_and_scaling();
             for mut params in units {
                 params.retain(|param| param.is_trained());
@@ -161,13 +163,16 @@ impl Partition {
                 unit.codes += if bucket.gathers_codes() { bucket.gathered_bytes() as u64 } else { 0 };
             }
             unit.reduced += bucket.reduced_bytes(self.reduction, bucket.group(&self.ranks).size()) as u64;
+            if self.ranks.slice_replicas().size() > 1 {
+                unit.slice += bucket.gradient_slice_bytes() as u64;
+            }
         }
         units
     }
 
     /// Returns whether ranks divide anything (ZeRO stage 1 or more).
     pub fn divides(&self) -> bool {
-        self.zero > Zero::Nothing && self.ranks.sharing(Shared::Slices).size() > 1
+        self.zero > Zero::Nothing && self.ranks.shard_group(false).size() > 1
     }
 
     /// Returns whether ranks keep the gathered weights of `param` until the update, as codes or as values.
@@ -202,7 +207,7 @@ impl Partition {
         // Scales are updated first, so that new weights are cast with the new scales.
         scaling.update()?;
         let mut casts = scaling.casts(Mode::TRAINING);
-        let shared = self.ranks.sharing(Shared::Slices).size() > 1 || self.ranks.place(Axis::Tensor).is_divided();
+        let shared = self.ranks.sharing(Shared::Replicas).size() > 1 || self.ranks.place(Axis::Tensor).is_divided();
         let transforms = shared && params.iter().any(|param| optimizer.transforms(param));
         let in_parts = transforms || self.offloads_codes();
         let amaxes = match in_parts {
@@ -348,8 +353,8 @@ impl Partition {
         casts: &mut Casts,
     ) -> Result<Vec<HostTransfer>> {
         let mut block_amaxes = HashMap::new();
-        // Experts of other ranks have other blocks, so block amaxes are reduced over replicas only. A scale per tensor is shared by all experts.
-        let (all, of_experts) = (self.ranks.sharing(Shared::Slices), self.ranks.replicas_of(true));
+        // Experts of other ranks have other blocks, so block amaxes are reduced over ranks with the same experts. A scale per tensor is shared by all experts.
+        let (all, of_experts) = (self.ranks.shard_group(false), self.ranks.shard_group(true));
         for (is_local, group) in [(false, all), (true, of_experts)] {
             let mut amaxes = Vec::new();
             for (i, param) in params.iter_mut().enumerate().filter(|(_, param)| param.is_sliced()) {
@@ -381,7 +386,7 @@ impl Partition {
         let find = |bucket: &'_ Bucket| bucket.number_of(param);
         let (bucket, at) =
             buckets.iter().find_map(|bucket| Some((bucket, find(bucket)?))).expect("a sliced parameter is in a bucket");
-        let ranks = self.ranks.replicas(param);
+        let ranks = self.ranks.shard_group(param.identity.is_of_experts());
         let (rank, size) = (ranks.rank(), ranks.size());
         let owned: Vec<_> = (0..size).map(|rank| bucket.slices.owned(rank).swap_remove(at)).collect();
         let longest = owned.iter().map(Range::len).max().unwrap_or(0);
@@ -449,7 +454,9 @@ impl MergeCounts for Partition {
         }
         let is_first = self.ranks.replicas_of(self.expert_slots.contains(&slot)).rank() == 0;
         let is_copy = self.whole_slots.contains(&slot) && self.ranks.place(Axis::Tensor).rank > 0;
-        !is_copy && (is_first || self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot)))
+        let casts_slices = self.buckets().iter().any(|bucket| bucket.casts_slices_in(slot));
+        let counts_slices = casts_slices && self.ranks.slice_replicas().rank() == 0;
+        !is_copy && (is_first || counts_slices)
     }
 
     fn sum(&self, counts: &[i64]) -> Result<Vec<i64>> {
@@ -457,6 +464,6 @@ impl MergeCounts for Partition {
     }
 
     fn sum_by_slot(&self, counts: &[i64]) -> Result<Vec<i64>> {
-        self.ranks.sum(Shared::Slices, "counts of each cast", counts)
+        self.ranks.sum(Shared::Replicas, "counts of each cast", counts)
     }
 }

@@ -1,20 +1,20 @@
 //! The values that ranks compute together before an update that transforms whole matrices.
 
+use crate::Partition;
 use crate::matrices::{Divided, MatrixPlan};
 use crate::optim::{self, Optimizer, Prepared};
 use crate::tensor::flat;
 use crate::whole::{part_of, tensors_of};
-use crate::{Partition, Shared};
 use ottava_common::error::Result;
 use ottava_recipe::param::{Param, Shard};
 use ottava_tensor::Tensor;
-use ottava_tensor::comm::Axis;
+use ottava_tensor::comm::{Axis, Group};
 
 impl Partition {
     /// Returns the ends of the parts of `params` that are updated one after the other. A part has one unit per rank. Ranks then transform equal
     /// numbers of matrices, and the directions of few units are in memory.
     pub(super) fn ends_of_parts(&self, params: &[&mut Param]) -> Vec<usize> {
-        let part = |at: usize| params[at].identity.id.unit.0 / self.ranks().sharing(Shared::Slices).size();
+        let part = |at: usize| params[at].identity.id.unit.0 / self.ranks().shard_group(false).size();
         (1..params.len()).filter(|&at| part(at) != part(at - 1)).collect()
     }
 
@@ -49,7 +49,8 @@ impl Partition {
         optimizer: &dyn Optimizer,
         directions: &mut [Option<Tensor>],
     ) -> Result<()> {
-        let (ranks, device) = (self.ranks().replicas(params[transformed[0]]), params[0].weights.device());
+        let of_experts = params[transformed[0]].identity.is_of_experts();
+        let (ranks, device) = (self.transforming(of_experts), params[0].weights.device());
         let divided = transformed.iter().map(|&at| self.divided(params[at], ranks.size())).collect();
         let shards: Vec<&[Shard]> =
             transformed.iter().flat_map(|&at| tensors_of(&params[at].identity.shards)).collect();
@@ -58,8 +59,24 @@ impl Partition {
         let plan = MatrixPlan::new(divided, ranks.size());
         let whole = |at: usize, own: &Tensor| self.transform_whole(optimizer, shards[at], own);
         plan.transform(ranks, !self.divides(), device, &mut flat, whole)?;
-        transformed.iter().zip(flat).for_each(|(&at, direction)| directions[at] = direction);
+        for (&at, direction) in transformed.iter().zip(flat) {
+            directions[at] = direction.map(|own| self.of_first_replica(params[at], own)).transpose()?;
+        }
         Ok(())
+    }
+
+    /// Returns the ranks that share the transforms of matrices: the ranks that divide the matrices, or all replicas of undivided matrices.
+    fn transforming(&self, of_experts: bool) -> &Group {
+        if self.divides() { self.ranks().shard_group(of_experts) } else { self.ranks().replicas_of(of_experts) }
+    }
+
+    /// Sends a transformed `direction` of a slice from the first shard group to the others. So replicas of slices have the same bits even if GPUs
+    /// choose different algorithms for a product.
+    fn of_first_replica(&self, param: &Param, direction: Tensor) -> Result<Tensor> {
+        if self.ranks().slice_replicas().size() == 1 || direction.is_empty() {
+            return Ok(direction);
+        }
+        Ok(self.ranks().of_replicas(|group| group.broadcast(param.identity.name(), 0, direction))?.wait()?)
     }
 
     /// Returns this rank's part of the transform of a matrix. `own` is this rank's part of the matrix. If ranks of the tensor axis divide the matrix, each

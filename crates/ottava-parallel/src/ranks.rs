@@ -25,9 +25,8 @@ pub enum Shared {
     Gradients,
     /// The elements of a weight. Each rank has all or a part of them. The scale of the weight's moments covers all elements.
     Elements,
-    /// The tensors that ZeRO divides among ranks with the same layers: master weights, states, gradients and weights. [`Ranks::replicas`] returns the
-    /// ranks of a single parameter.
-    Slices,
+    /// The parts of layers outside experts, whole or as slices. [`Ranks::replicas`] returns the ranks of a single parameter.
+    Replicas,
     /// The tokens of a step. The ranks read different rows or tokens, and their counts and losses are added.
     Tokens,
     /// All parts of the model, for the norm of all gradients and for the casts of all layers.
@@ -37,7 +36,7 @@ pub enum Shared {
 impl Shared {
     fn axes(self) -> &'static [Axis] {
         match self {
-            Shared::Gradients | Shared::Slices | Shared::Tokens => &[Axis::Data, Axis::Context],
+            Shared::Gradients | Shared::Replicas | Shared::Tokens => &[Axis::Data, Axis::Context],
             Shared::Elements => &[Axis::Data, Axis::Context, Axis::Tensor],
             Shared::Model => &[Axis::Data, Axis::Context, Axis::Tensor, Axis::Pipeline],
         }
@@ -51,6 +50,8 @@ pub struct Ranks {
     mesh: Mesh,
     /// The part of the traffic for which layers wait.
     of_layers: Cell<Traffic>,
+    /// The part of the traffic between shard groups.
+    of_replicas: Cell<Traffic>,
     sent: SentActivations,
 }
 
@@ -98,6 +99,7 @@ impl Ranks {
             pipeline: Pipeline::new(&mesh, device)?,
             mesh,
             of_layers: Cell::default(),
+            of_replicas: Cell::default(),
             sent: SentActivations::default(),
         })
     }
@@ -105,6 +107,17 @@ impl Ranks {
     /// Sets the format in which ranks send activations.
     pub fn sending(self, sent: SentActivations) -> Ranks {
         Ranks { sent, ..self }
+    }
+
+    /// Divides parameters within shard groups of `size` ranks, so that several groups store the same slices (hierarchical ZeRO). 0 means one group of
+    /// all ranks of data x context. All ranks must call it with the same `size`.
+    ///
+    /// Errors like [`Mesh::with_shards`].
+    pub fn with_shard_groups(self, size: usize) -> Result<Ranks> {
+        match size {
+            0 => Ok(self),
+            _ => Ok(Ranks { mesh: self.mesh.with_shards(size)?, ..self }),
+        }
     }
 
     /// Returns the messages of a pass through the pipeline, before the first message.
@@ -139,7 +152,7 @@ impl Ranks {
         ShardPlace { rank: group.rank(), ranks: group.size() }
     }
 
-    /// Returns the ranks that hold the same part of `param` as this rank. They sum its gradients, and with ZeRO they divide it.
+    /// Returns the ranks that hold the same part of `param` as this rank, or slices of this part. They sum its gradients.
     pub fn replicas(&self, param: &Param) -> &Group {
         self.replicas_of(param.identity.is_of_experts())
     }
@@ -147,6 +160,17 @@ impl Ranks {
     /// Returns [`Ranks::replicas`] of the parameters of experts that ranks divide, or of all other parameters.
     pub(super) fn replicas_of(&self, experts: bool) -> &Group {
         if experts { self.mesh.expert_replicas() } else { self.sharing(Shared::Gradients) }
+    }
+
+    /// Returns the ranks that divide parameters with ZeRO: of experts that ranks divide, or all other parameters. These are all
+    /// [replicas](Ranks::replicas), or a shard group among them.
+    pub fn shard_group(&self, of_experts: bool) -> &Group {
+        self.mesh.shard_group(of_experts)
+    }
+
+    /// Returns the ranks that store the same slices as this rank, one rank of each shard group.
+    pub fn slice_replicas(&self) -> &Group {
+        self.mesh.slice_replicas()
     }
 
     /// Returns the place of this rank in the pipeline.
@@ -364,11 +388,26 @@ impl Ranks {
         self.of_layers.get()
     }
 
+    /// Returns the part of [`Ranks::traffic`] between shard groups: reductions of slices among the ranks that store the same slices.
+    pub fn traffic_of_replicas(&self) -> Traffic {
+        self.of_replicas.get()
+    }
+
     /// Runs an exchange of activations, and counts its calls.
     pub(super) fn of_layers<T>(&self, exchange: impl FnOnce() -> T) -> T {
+        self.counted(&self.of_layers, exchange)
+    }
+
+    /// Runs an exchange among ranks that store the same slices, and counts its calls.
+    pub(super) fn of_replicas<T>(&self, exchange: impl FnOnce(&Group) -> T) -> T {
+        self.counted(&self.of_replicas, || exchange(self.slice_replicas()))
+    }
+
+    /// Runs `exchange`, and adds its calls to `counter`.
+    fn counted<T>(&self, counter: &Cell<Traffic>, exchange: impl FnOnce() -> T) -> T {
         let before = self.traffic();
         let done = exchange();
-        self.of_layers.set(self.of_layers.get() + (self.traffic() - before));
+        counter.set(counter.get() + (self.traffic() - before));
         done
     }
 }

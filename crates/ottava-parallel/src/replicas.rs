@@ -10,22 +10,24 @@ use ottava_tensor::ops::checksums;
 
 impl Partition {
     /// Errors on all ranks with the name of the first tensor that differs between ranks. It compares the weights, master weights and moments that
-    /// each rank stores whole, and the amaxes and scales of casts. In ZeRO stage 0, each parameter is stored whole. In other stages, only norms and
-    /// biases are. `when` names the step, for example "after step 100".
+    /// each rank stores whole, the slices that several shard groups store, and the amaxes and scales of casts. In ZeRO stage 0, each parameter is
+    /// stored whole. In other stages, only norms and biases are. `when` names the step, for example "after step 100".
     pub fn compare_replicas(&self, model: &mut Decoder, optimizer: &mut dyn Optimizer, when: &str) -> Result<()> {
         if self.ranks().sharing(Shared::Elements).size() == 1 {
             return Ok(());
         }
-        let (replicas, tensor) = (self.ranks().sharing(Shared::Slices), self.ranks().group(&[Axis::Tensor]));
-        let of_experts = self.ranks().replicas_of(true);
+        let (replicas, tensor) = (self.ranks().sharing(Shared::Replicas), self.ranks().group(&[Axis::Tensor]));
+        let (of_experts, of_slices) = (self.ranks().replicas_of(true), self.ranks().slice_replicas());
+        let (mut slice_names, mut slice_sums) = (Vec::new(), Vec::new());
         let (mut expert_names, mut expert_sums) = (Vec::new(), Vec::new());
         let (mut names, mut sums) = (Vec::new(), Vec::new());
         // Tensors that all ranks of the tensor axis have whole are compared separately.
         let (mut whole_names, mut whole_sums) = (Vec::new(), Vec::new());
         for (param, states) in model.parameters().into_iter().zip(optimizer.states()) {
-            if param.is_sliced() {
+            if param.is_sliced() && (of_slices.size() == 1 || param.slice().is_empty()) {
                 continue;
             }
+            let is_sliced = param.is_sliced();
             let (name, is_whole, is_of_experts) =
                 (param.identity.name().to_string(), param.identity.is_whole(), param.identity.is_of_experts());
             let weight = param.is_stored().then(|| param.weights.value()).transpose()?;
@@ -35,6 +37,7 @@ impl Partition {
             // Offloaded tensors are in host memory, and their scales are on the GPU. Both are treated as the same device.
             let all = checksums(&tensors.iter().map(|(_, tensor)| *tensor).collect::<Vec<_>>())?;
             let (own_names, own_sums) = match (is_of_experts, is_whole) {
+                _ if is_sliced => (&mut slice_names, &mut slice_sums),
                 (true, _) => (&mut expert_names, &mut expert_sums),
                 (false, true) => (&mut whole_names, &mut whole_sums),
                 (false, false) => (&mut names, &mut sums),
@@ -42,6 +45,7 @@ impl Partition {
             own_names.extend(tensors.iter().map(|(kind, _)| format!("`{name}` ({kind})")));
             own_sums.extend(all.to_vec::<i64>()?);
         }
+        expect_same_sums(of_slices, when, &slice_names, &slice_sums)?;
         expect_same_sums(of_experts, when, &expert_names, &expert_sums)?;
         expect_same_sums(tensor, when, &whole_names, &whole_sums)?;
         names.extend(whole_names);
@@ -56,7 +60,7 @@ impl Ranks {
     /// the model. A possible cause is that its [`AmaxGroup`](ottava_recipe::scaling::AmaxGroup) lacks ranks that divide its tensor.
     pub(super) fn compare_scales(&self, scaling: &ScalingState, when: &str) -> Result<()> {
         let names: Vec<_> = scaling.names().iter().map(|name| format!("`{name}` (amax and scale)")).collect();
-        expect_same_sums(self.sharing(Shared::Slices), when, &names, &scaling.bits()?)
+        expect_same_sums(self.sharing(Shared::Replicas), when, &names, &scaling.bits()?)
     }
 }
 

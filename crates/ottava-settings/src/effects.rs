@@ -35,6 +35,7 @@ const EFFECTS: &[Effect] = &[
         "with packing `wrapped`, which cuts documents at the ends of rows",
     ),
     unread(OF_RECOVERY, |run| !run.recovery.is_on(), "while `recovery.snapshot_steps` is 0"),
+    unread(OF_STRAGGLERS, |run| run.parallel.straggler_steps == 0, "while `parallel.straggler_steps` is 0"),
     unread(OF_PIPELINE, |run| run.parallel.pipeline == 1, "with `parallel.pipeline` = 1"),
     unread(
         &["data.val_set_size"],
@@ -273,8 +274,12 @@ const OF_VALUES: &[&str] = &[
     "reinforcement.loss.cliprange_value",
 ];
 
+const OF_STRAGGLERS: &[&str] = &["parallel.straggler_ratio", "recovery.stragglers"];
+
 const OF_RECOVERY: &[&str] = &[
     "recovery.spares",
+    "recovery.min_hosts",
+    "recovery.stragglers",
     "recovery.memory_dir",
     "recovery.max_recoveries",
     "recovery.silence_timeout",

@@ -93,7 +93,7 @@ pub use pairs::{Names, Pairs};
 pub use parallel::ParallelConfig;
 pub use paths::flatten;
 pub use precision::formats;
-pub use recovery::RecoveryConfig;
+pub use recovery::{RecoveryConfig, Stragglers};
 pub use reference::reference;
 pub use resolved::ResolvedConfig;
 pub use router::RouterConfig;

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 const MAX_RANKS: usize = 1 << 16;
 
 /// The `[parallel]` table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParallelConfig {
     /// Whether a search chooses `data`, `tensor`, `pipeline`, `context`, `expert` and `zero`: the fastest division that fits in memory,
@@ -37,10 +37,19 @@ pub struct ParallelConfig {
     /// ZeRO stage, which selects what is divided among ranks: 0 nothing, 1 master weights and optimizer states, 2 also gradients accumulated
     /// over micro-batches, 3 also weights and their FP8 codes.
     pub zero: Zero,
+    /// Ranks that divide with `zero`, such as the ranks of a host; 0 means all ranks of data x context. It divides their number. With fewer
+    /// ranks, several groups store the same slices: gathers stay within a group, and gradients of slices are summed over groups once per
+    /// step. FSDP calls this HYBRID_SHARD, DeepSpeed `mics_shard_size`.
+    pub zero_shard_size: usize,
     /// Steps between comparisons of replicas. With `zero = 0`, ranks compare all weights and optimizer states; otherwise, they compare the
-    /// weights and optimizer states of norms and biases. They also compare amax and scale of each FP8 cast. A difference ends the job with
+    /// weights and optimizer states of norms and biases, and with `zero_shard_size` the slices that several groups store. They also compare amax and scale of each FP8 cast. A difference ends the job with
     /// exit code 5. 0 turns these comparisons off; loaded weights are always compared once, at the start.
     pub check_replicas: u64,
+    /// Steps between searches for slow ranks; 0 turns them off. Each rank times the same products, without other ranks. A warning names a
+    /// rank whose time is above `straggler_ratio` times the median of all ranks in three searches in a row.
+    pub straggler_steps: u64,
+    /// The time of a slow rank's products, divided by the median of all ranks.
+    pub straggler_ratio: f64,
     /// How ranks communicate.
     pub communication: CommunicationConfig,
 }
@@ -57,7 +66,10 @@ impl Default for ParallelConfig {
             context: 1,
             expert: 1,
             zero: Zero::default(),
+            zero_shard_size: 0,
             check_replicas: 100,
+            straggler_steps: 0,
+            straggler_ratio: 1.3,
             communication: CommunicationConfig::default(),
         }
     }
@@ -78,10 +90,11 @@ impl ParallelConfig {
         let shape = MeshShape { data, context, tensor, pipeline, expert };
         if shape.ranks() == ranks {
             let all = data * context;
-            return match all.is_multiple_of(expert.max(1)) {
-                true => Ok(shape),
-                false => Err(Error::Config(format!(
-                    "`parallel.expert` is {expert}, and the axes data and context have {all} ranks, which it divides; set it to a divisor of {all}"
+            let divisors = [("expert", expert.max(1)), ("zero_shard_size", self.shard_size(all))];
+            return match divisors.into_iter().find(|(_, size)| !all.is_multiple_of(*size)) {
+                None => Ok(shape),
+                Some((key, size)) => Err(Error::Config(format!(
+                    "`parallel.{key}` is {size}, and the axes data and context have {all} ranks, which it divides; set it to a divisor of {all}"
                 ))),
             };
         }
@@ -96,6 +109,11 @@ impl ParallelConfig {
         )))
     }
 
+    /// Returns the number of ranks that divide slices with ZeRO, among `sharing` ranks of data x context.
+    pub fn shard_size(&self, sharing: usize) -> usize {
+        if self.zero_shard_size == 0 { sharing } else { self.zero_shard_size }
+    }
+
     /// Returns the number of ranks of the planned job.
     pub fn ranks(&self) -> usize {
         self.planned_data() * self.tensor * self.pipeline * self.context
@@ -106,10 +124,12 @@ impl ParallelConfig {
         self.planned_data() * self.context * self.tensor
     }
 
-    /// Returns the size of the data axis of the planned job. If `data` is 0, this is the smallest size at which the size of the expert axis divides
-    /// data x context.
+    /// Returns the size of the data axis of the planned job. If `data` is 0, this is the smallest size at which the size of the expert axis and
+    /// `zero_shard_size` divide data x context.
     pub fn planned_data(&self) -> usize {
-        let smallest = (1..=self.expert).find(|data| (data * self.context).is_multiple_of(self.expert));
+        // `zero_shard_size` is a multiple of the size of the expert axis.
+        let divisor = self.expert.max(self.zero_shard_size);
+        let smallest = (1..=divisor).find(|data| (data * self.context).is_multiple_of(divisor));
         if self.data == 0 { smallest.unwrap_or(1) } else { self.data }
     }
 
@@ -120,7 +140,8 @@ impl ParallelConfig {
         if let Some((key, _)) = axes.into_iter().find(|(_, size)| *size == 0) {
             return Some(format!("`parallel.{key}` is 0; an axis has at least one rank, so set it to 1"));
         }
-        let sizes = [("data", self.data), ("pipeline_stages", self.pipeline_stages)];
+        let sizes =
+            [("data", self.data), ("pipeline_stages", self.pipeline_stages), ("zero_shard_size", self.zero_shard_size)];
         if let Some((key, size)) = axes.into_iter().chain(sizes).find(|(_, size)| *size > MAX_RANKS) {
             return Some(format!("`parallel.{key}` is {size}; it is at most {MAX_RANKS}"));
         }
@@ -160,6 +181,26 @@ impl ParallelConfig {
         Ok(schedule)
     }
 
+    /// Returns a sentence about a `zero_shard_size` that no number of ranks makes possible.
+    fn shard_problem(&self) -> Option<String> {
+        let (size, expert) = (self.zero_shard_size, self.expert);
+        match size {
+            0 => None,
+            _ if self.auto => Some(
+                "`parallel.zero_shard_size` is set, and `parallel.auto` is true, which divides among all ranks of data x context; leave one of them out"
+                    .into(),
+            ),
+            _ if self.zero == Zero::Nothing => Some(format!(
+                "`parallel.zero_shard_size` is {size}, and `parallel.zero` is 0, which divides nothing; set `zero` to 1, 2 or 3, or leave `zero_shard_size` out"
+            )),
+            1 => Some("`parallel.zero_shard_size` is 1, which divides nothing; set `parallel.zero` to 0 instead, or the size to 2 or more".into()),
+            _ if !size.is_multiple_of(expert) => Some(format!(
+                "`parallel.zero_shard_size` is {size}, and `parallel.expert` is {expert}; a group that divides has each expert, so set the size to a multiple of {expert}"
+            )),
+            _ => None,
+        }
+    }
+
     /// Returns the first conflict of settings, or `None`. `gradients` is the format of stored gradients.
     pub(super) fn problem(&self, gradients: Gradients, scales_loss: bool) -> Option<String> {
         let ParallelConfig { tensor, pipeline, context, expert, zero, .. } = *self;
@@ -170,6 +211,15 @@ impl ParallelConfig {
         }
         if let Some(problem) = self.axis_problem() {
             return Some(problem);
+        }
+        if let Some(problem) = self.shard_problem() {
+            return Some(problem);
+        }
+        if !(self.straggler_ratio > 1.0 && self.straggler_ratio.is_finite()) {
+            return Some(format!(
+                "`parallel.straggler_ratio` is {}; set it to a number above 1, such as 1.3",
+                self.straggler_ratio
+            ));
         }
         if self.pipeline_stages == 0 {
             return Some("`parallel.pipeline_stages` is 0; each rank of a pipeline has at least one stage".into());
@@ -217,6 +267,28 @@ mod tests {
         }
         let many = ParallelConfig { data: 1 << 16, tensor: 1 << 16, pipeline: 1 << 16, ..Default::default() };
         assert!(problem(many).contains("take 281474976710656 ranks; a job has at most 65536"), "{}", problem(many));
+    }
+
+    #[test]
+    fn shard_sizes_that_do_not_fit_are_refused_with_the_remedy() {
+        let of = ParallelConfig { zero: Zero::Weights, data: 8, zero_shard_size: 4, ..Default::default() };
+        let problem = |config: ParallelConfig| config.problem(Gradients::Float32, false).unwrap_or_default();
+        assert_eq!((problem(of), of.mesh(8).unwrap()), (String::new(), MeshShape::of_data(8)));
+        assert!(
+            problem(ParallelConfig { zero: Zero::Nothing, ..of }).contains("is 4, and `parallel.zero` is 0, which")
+        );
+        assert!(problem(ParallelConfig { zero_shard_size: 1, ..of }).contains("is 1, which divides nothing"));
+        assert!(problem(ParallelConfig { expert: 8, ..of }).contains("set the size to a multiple of 8"));
+        assert!(problem(ParallelConfig { zero_shard_size: 1 << 20, ..of }).contains("it is at most 65536"));
+        for ratio in [1.0, 0.0, f64::NAN, f64::INFINITY] {
+            assert!(problem(ParallelConfig { straggler_ratio: ratio, ..of }).contains("straggler_ratio"), "{ratio}");
+        }
+        let auto = ParallelConfig { auto: true, zero_shard_size: 4, ..Default::default() };
+        assert!(problem(auto).starts_with("`parallel.zero_shard_size` is set, and `parallel.auto` is true"));
+        let error = ParallelConfig { zero_shard_size: 3, ..of }.mesh(8).unwrap_err().to_string();
+        assert!(error.starts_with("`parallel.zero_shard_size` is 3, and the axes data and context have 8"), "{error}");
+        assert_eq!((of.shard_size(8), ParallelConfig::default().shard_size(8)), (4, 8));
+        assert_eq!(ParallelConfig { data: 0, context: 2, ..of }.planned_data(), 2);
     }
 
     #[test]

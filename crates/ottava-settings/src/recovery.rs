@@ -14,6 +14,12 @@ pub struct RecoveryConfig {
     pub snapshot_steps: u64,
     /// The number of hosts that the launcher starts beyond the hosts that train. A spare host takes the place of a lost host.
     pub spares: u32,
+    /// The smallest number of hosts with which the job goes on after a loss, if no spare host is left; 0 means all hosts that train. With fewer
+    /// hosts, a step has the same rows and takes longer. Needs `training.global_batch_size`. torchrun calls it MIN in `--nnodes MIN:MAX`.
+    pub min_hosts: u32,
+    /// What happens to the host of a slow rank (`parallel.straggler_steps`): "warn" names it; "swap" also gives its place to a spare host after the
+    /// next snapshot, if there is a spare host that is not slow.
+    pub stragglers: Stragglers,
     /// Folder of a memory file system for the snapshots, on each host. Each run has a folder of its own in it.
     pub memory_dir: PathBuf,
     /// Number of recoveries without a new snapshot or checkpoint after which the job ends.
@@ -26,11 +32,24 @@ pub struct RecoveryConfig {
     pub start_timeout: u64,
 }
 
+/// What happens to a host that is slower than the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Stragglers {
+    /// A warning names it.
+    #[default]
+    Warn,
+    /// A spare host takes its place.
+    Swap,
+}
+
 impl Default for RecoveryConfig {
     fn default() -> RecoveryConfig {
         RecoveryConfig {
             snapshot_steps: 0,
             spares: 0,
+            min_hosts: 0,
+            stragglers: Stragglers::default(),
             memory_dir: "/dev/shm".into(),
             max_recoveries: 5,
             silence_timeout: 10,

@@ -35,6 +35,14 @@ impl RunConfig {
         );
         if recovery.is_on() {
             problems.demand(
+                recovery.min_hosts == 0 || self.training.global_batch_size.is_some(),
+                "`recovery.min_hosts` is set, and with fewer hosts a step would have fewer rows; set `training.global_batch_size`",
+            );
+            problems.demand(
+                recovery.min_hosts == 0 || self.parallel.data == 0,
+                "`recovery.min_hosts` is set, and `parallel.data` fixes the number of ranks; leave `parallel.data` out",
+            );
+            problems.demand(
                 !self.alarms.rolls_back(),
                 "`recovery.snapshot_steps` is set, and alarms return the run to earlier checkpoints: a recovery would undo this; set the alarms to \"warn\" or \"stop\"",
             );
@@ -72,6 +80,17 @@ mod tests {
         );
         assert!(problems(|config| config.recovery.memory_dir = "shm".into()).contains("recovery.memory_dir"));
         assert!(problems(|config| config.recovery.silence_timeout = 0).contains("recovery.silence_timeout"));
+        let smaller = |config: &mut RunConfig| {
+            config.recovery.min_hosts = 2;
+            config.training.global_batch_size = Some(8);
+        };
+        assert_eq!(problems(smaller), "");
+        assert!(problems(|config| config.recovery.min_hosts = 2).contains("set `training.global_batch_size`"));
+        let fixed = |config: &mut RunConfig| {
+            smaller(config);
+            config.parallel.data = 4;
+        };
+        assert!(problems(fixed).contains("leave `parallel.data` out"));
         assert!(problems(|config| config.recovery.spares = 20_000).contains("recovery.spares"));
         let off = |config: &mut RunConfig| {
             config.recovery.snapshot_steps = 0;

@@ -9,6 +9,8 @@ use super::transfer::Peers;
 use super::wire::{Credentials, Down, Roster, Up, send};
 use super::worker_link::{FromWorker, ToWorker, write_line};
 use super::workers::{Launch, Resume, Workers, WorkersEnd};
+use crate::hub::Hub;
+use crate::inventory::overlapping;
 use crate::keeper::{Keeper, KeeperAction, KeeperEvent, Work};
 use crate::message::{Epoch, HostId, Part, Share, Source, Step, Stored, Term, ToKeeper, ToPeer, Want};
 use crate::policy::Policy;
@@ -234,10 +236,34 @@ impl Host<'_> {
         if let Some(want) = failed {
             return self.on(KeeperEvent::FetchFailed { epoch, want: Some(want) });
         }
-        let part = self.machine.part().filter(|part| part.members.epoch == epoch);
-        let shares: Vec<Stored> = part.map_or(Vec::new(), |part| part.wants.iter().map(|want| want.stored).collect());
-        shares.iter().for_each(|stored| self.admit(epoch, stored));
+        let part = self.machine.part().filter(|part| part.members.epoch == epoch).cloned();
+        let shares = part.map_or(Vec::new(), |part| {
+            part.wants.iter().for_each(|want| self.admit(epoch, &want.stored));
+            self.divided(&part)
+        });
         self.on(KeeperEvent::Fetched { epoch, shares })
+    }
+
+    /// Returns the shares of the places that this host stores in the epoch of `part`. If the snapshot has another number of places, they are made from
+    /// the shares that overlap with them.
+    fn divided(&self, Part { members, place, wants, .. }: &Part) -> Vec<Stored> {
+        let stored: Vec<Stored> = wants.iter().map(|want| want.stored).collect();
+        let Some(old) = stored.first().map(|stored| stored.share.places).filter(|old| *old != members.places()) else {
+            return stored;
+        };
+        let made = members.stored_places(*place).filter_map(|place| {
+            let share = Share { step: members.step, epoch: members.epoch, places: members.places(), place };
+            let parts = overlapping(place, members.places(), old);
+            let parts: Vec<Stored> =
+                stored.iter().filter(|stored| parts.contains(&stored.share.place)).copied().collect();
+            let made = self.peers.memory.combine(share, &parts);
+            // Without the share, only a second loss before the next snapshot costs steps.
+            made.map_err(|error| {
+                tracing::warn!("the snapshot of step {} for {} hosts: {error}", share.step, share.places)
+            })
+            .ok()
+        });
+        made.collect()
     }
 
     fn on_worker(&mut self, epoch: Epoch, message: FromWorker) -> Option<u8> {
@@ -260,13 +286,17 @@ impl Host<'_> {
                 match self.peers.memory.adopt(&folder, share, &listing) {
                     Ok(digest) => self.on(KeeperEvent::Snapshot { epoch, step, digest }),
                     Err(error) => {
-                        tracing::warn!("the snapshot of step {step}: {error}");
+                        tracing::warn!("the snapshot of step {step} in {}: {error}", folder.display());
                         None
                     }
                 }
             }
             FromWorker::Saved(step) => {
                 self.tell_hub(&Up::Saved(step));
+                None
+            }
+            FromWorker::Slow => {
+                self.tell_hub(&Up::Slow);
                 None
             }
         }
@@ -390,7 +420,8 @@ impl Host<'_> {
         let lost = self.lost.filter(|_| !self.roster.contacts.is_empty()).map(|term| (term, self.roster.clone()));
         let (address, limit) = (self.address.clone(), self.options.times.host);
         let (number, notice, ports) = (self.searches, self.options.notice.clone(), self.ports);
-        Search { number, address, lost, notice, ports, name, limit }.start(self.peers.clone());
+        let after = self.machine.memory().iter().map(|stored| Hub::term_of(stored.share.epoch)).max().unwrap_or(0);
+        Search { number, address, lost, after, notice, ports, name, limit }.start(self.peers.clone());
     }
 
     /// Starts the hub on this host: the first one, or the next one after the loss of a hub.

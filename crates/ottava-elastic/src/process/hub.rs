@@ -136,6 +136,7 @@ impl Server {
                     self.on(HubEvent::Saved(step));
                     self.tell_roster();
                 }
+                Up::Slow => self.on(HubEvent::Slow(host)),
                 Up::Alive => {}
             },
             HubInput::Closed { host, connection } if self.is_current(host, connection) => self.close(host),

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant, SystemTime};
 /// The number of attempts to reach a hub that has moved before host 0 starts a new job.
 const ROUNDS: u32 = 5;
 
+/// The numbers that are left for the hubs that replace the first hub of a job, if the wall clock shows a time in the far future.
+const LATER_HUBS: u64 = 1 << 24;
+
 /// The time between attempts.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -29,6 +32,8 @@ pub(super) struct Search {
     pub address: String,
     /// The hub that was lost, if there was one.
     pub lost: Option<(Term, Roster)>,
+    /// The highest number of a hub whose snapshots this host has.
+    pub after: Term,
     /// The file with the address of a hub that has replaced a lost one.
     pub notice: PathBuf,
     /// The ports of this keeper: for keepers, and for rank 0.
@@ -78,7 +83,8 @@ impl Search {
         let moved = moved.map(|address| Candidate { address, term: None, host: None });
         let Some((term, roster)) = &self.lost else {
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |time| time.as_secs());
-            let first = Candidate { address: self.address.clone(), term: Some(now), host: Some(0) };
+            let term = Some(self.first_term(now));
+            let first = Candidate { address: self.address.clone(), term, host: Some(0) };
             return moved.into_iter().chain([first]).collect();
         };
         let known = roster.contact(roster.hub).map_or(&self.address, |contact| &contact.address);
@@ -90,6 +96,13 @@ impl Search {
             host: Some(contact.host),
         });
         [first].into_iter().chain(others).chain(moved).collect()
+    }
+
+    /// Returns the number of the first hub of a job that starts `now`, in seconds of the wall clock. A clock that was set back gives a number after the
+    /// hubs of earlier jobs of this host, too. Nothing else depends on the wall clock.
+    fn first_term(&self, now: u64) -> Term {
+        // The upper half of an epoch has the number.
+        now.min(u64::from(u32::MAX) - LATER_HUBS).max(self.after + 1)
     }
 
     fn find(&self, peers: &Peers) -> Result<(TcpStream, Term), String> {
@@ -126,5 +139,33 @@ impl Search {
             }
             _ => Err(ErrorKind::InvalidData.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A wall clock that was set back to 1970, or forward by a century, gives numbers of hubs that increase and fit into epochs.
+    #[test]
+    fn a_clock_jump_gives_the_next_number_of_a_hub() {
+        let search = |after| Search {
+            number: 1,
+            address: "n0:1".into(),
+            lost: None,
+            after,
+            notice: PathBuf::from("/nonexistent"),
+            ports: [1, 2],
+            name: String::new(),
+            limit: PAUSE,
+        };
+        let today = 1_800_000_000;
+        assert_eq!(search(0).first_term(today), today);
+        assert_eq!([0, 1, today].map(|now| search(today).first_term(now)), [today + 1; 3]);
+        for now in [today + 100 * 366 * 86_400, u64::MAX] {
+            let term = search(today).first_term(now);
+            assert!(term > today && term + 1_000_000 <= u64::from(u32::MAX), "{term}");
+        }
+        assert!(search(today).candidates()[0].term > Some(today));
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::message::{Digest, Epoch, Share, Stored};
 use ottava_common::fs::is_relative_path;
-use ottava_common::hash::{hex, sha256_file, sha256_of};
+use ottava_common::hash::{hex, sha256_of};
 use ottava_common::input;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -24,6 +24,12 @@ const SHARES: &str = "shares";
 
 /// The name of the list of the files of a share.
 const LISTING: &str = "listing.json";
+
+/// The file in the folder of new snapshots whose memory the list of the next snapshot takes.
+const RESERVE: &str = "reserve";
+
+/// The size of this file in bytes.
+const RESERVED: usize = 1 << 16;
 
 /// The maximum size of a list of files, in bytes.
 const LONGEST_LISTING: u64 = 16 << 20;
@@ -58,6 +64,16 @@ impl Listing {
             Some(name) => Err(io::Error::new(ErrorKind::InvalidData, format!("{name:?} is no file of a snapshot"))),
             None => Ok(()),
         }
+    }
+}
+
+/// Takes memory for the list of the next snapshot, in the folder `snapshots` in which workers write snapshots. A complete snapshot can then be stored even
+/// if the folder has become full.
+pub fn reserve(snapshots: &Path) -> io::Result<()> {
+    let path = snapshots.join(RESERVE);
+    match fs::metadata(&path).is_ok_and(|found| found.len() == RESERVED as u64) {
+        true => Ok(()),
+        false => fs::write(path, vec![0; RESERVED]),
     }
 }
 
@@ -149,11 +165,25 @@ impl Memory {
     /// Takes over the snapshot in the folder `written` as the bytes of `share`. Returns its digest.
     pub fn adopt(&self, written: &Path, share: Share, listing: &Listing) -> io::Result<Digest> {
         listing.expect_names()?;
-        fs::write(written.join(LISTING), serde_json::to_vec(listing).expect("plain data"))?;
+        self.write_listing(written, listing)?;
         let target = self.shares().join(name_of(&share));
         remove(&target)?;
         fs::rename(written, target)?;
         Ok(listing.digest())
+    }
+
+    /// Writes `listing` into `folder`, into the memory of [`reserve`] if there is some.
+    fn write_listing(&self, folder: &Path, listing: &Listing) -> io::Result<()> {
+        let (text, target) = (serde_json::to_vec(listing).expect("plain data"), folder.join(LISTING));
+        let reserved = self.new_snapshots().join(RESERVE);
+        match fs::OpenOptions::new().write(true).open(&reserved) {
+            Ok(mut file) => {
+                file.write_all(&text)?;
+                file.set_len(text.len() as u64)?;
+                fs::rename(reserved, target)
+            }
+            Err(_) => fs::write(target, text),
+        }
     }
 
     /// Removes the shares that are not in `stored`.
@@ -189,7 +219,7 @@ impl Memory {
         let (path, listing) = self.find(stored)?;
         for (name, entry) in &listing.0 {
             let file = path.join(name);
-            let (size, sha256) = sha256_file(&file).map_err(io::Error::other)?;
+            let (size, sha256) = hash(&file)?;
             if size != entry.size || sha256 != entry.sha256 {
                 return Err(damaged(&file));
             }
@@ -236,18 +266,19 @@ impl Memory {
 
     /// Links the files of a share into the folder from which the workers of `epoch` resume. Files of several shares with the same name must be equal.
     pub fn link(&self, epoch: Epoch, from: &Path, listing: &Listing, linked: &mut Listing) -> io::Result<()> {
-        for (name, entry) in &listing.0 {
-            match linked.0.get(name) {
-                Some(other) if other == entry => continue,
-                Some(_) => return Err(damaged(&from.join(name))),
-                None => {}
-            }
-            let target = self.resume(epoch).join(name);
-            fs::create_dir_all(target.parent().unwrap_or(&target))?;
-            fs::hard_link(from.join(name), &target)?;
-            linked.0.insert(name.clone(), entry.clone());
+        link_files(from, listing, &self.resume(epoch), linked)
+    }
+
+    /// Makes `share` from all files of `parts`, which are shares of another number of places. The files are links, which take no further memory. All hosts
+    /// that have the same parts make the same share.
+    pub fn combine(&self, share: Share, parts: &[Stored]) -> io::Result<Stored> {
+        let (folder, mut all) = (self.incoming_share(share.epoch, &share), Listing::default());
+        remove(&folder)?;
+        for part in parts {
+            let (path, listing) = self.find(part)?;
+            link_files(&path, &listing, &folder, &mut all)?;
         }
-        Ok(())
+        Ok(Stored { share, digest: self.adopt(&folder, share, &all)? })
     }
 
     /// Removes the folders from which the workers of epochs up to `epoch` have resumed, and what arrived in earlier epochs for nothing.
@@ -268,6 +299,37 @@ impl Memory {
             }
         }
         Ok(())
+    }
+}
+
+/// Links the files of a share into the folder `to`, which has the files `linked` already.
+fn link_files(from: &Path, listing: &Listing, to: &Path, linked: &mut Listing) -> io::Result<()> {
+    for (name, entry) in &listing.0 {
+        match linked.0.get(name) {
+            Some(other) if other == entry => continue,
+            Some(_) => return Err(damaged(&from.join(name))),
+            None => {}
+        }
+        let target = to.join(name);
+        fs::create_dir_all(target.parent().unwrap_or(&target))?;
+        fs::hard_link(from.join(name), &target)?;
+        linked.0.insert(name.clone(), entry.clone());
+    }
+    Ok(())
+}
+
+/// Returns the size and the SHA-256 of a file. A signal to the job does not stop it, because a share that was read only in part would count as damaged.
+fn hash(path: &Path) -> io::Result<(u64, String)> {
+    let (mut file, _) = input::open(path)?;
+    let (mut buffer, mut hasher, mut size) = (vec![0; 1 << 20], Sha256::new(), 0);
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok((size, hex(&hasher.finalize()))),
+            count => {
+                hasher.update(&buffer[..count]);
+                size += count as u64;
+            }
+        }
     }
 }
 
@@ -367,7 +429,7 @@ mod tests {
             let path = written.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, text).unwrap();
-            let (size, sha256) = sha256_file(&path).unwrap();
+            let (size, sha256) = hash(&path).unwrap();
             listing.0.insert(name.into(), FileEntry { size, sha256 });
         }
         Stored { share: SHARE, digest: memory.adopt(&written, SHARE, &listing).unwrap() }
@@ -397,6 +459,65 @@ mod tests {
         assert_eq!(here.stored().unwrap(), []);
         here.clear().unwrap();
         assert!(!folder.path().join("a").exists());
+    }
+
+    #[test]
+    fn a_list_takes_the_memory_that_was_reserved_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::open(&folder.path().join("host"), true).unwrap();
+        let reserved = memory.new_snapshots().join(RESERVE);
+        (0..2).for_each(|_| reserve(&memory.new_snapshots()).unwrap());
+        let inode = fs::metadata(&reserved).unwrap().ino();
+        let share = stored(&memory);
+        let (path, _) = memory.verify(&share).unwrap();
+        assert_eq!(fs::metadata(path.join(LISTING)).unwrap().ino(), inode, "no new memory is taken");
+        assert!(!reserved.exists());
+        memory.retain(&[]).unwrap();
+        assert!(memory.verify(&stored(&memory)).is_ok(), "without a reserve, too");
+    }
+
+    /// The flag is the flag of the whole process. No other test of this program reads it.
+    #[test]
+    fn a_signal_makes_no_share_look_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::open(&folder.path().join("host"), true).unwrap();
+        let share = stored(&memory);
+        ottava_common::interrupt::request();
+        assert!(memory.verify(&share).is_ok());
+    }
+
+    /// Three hosts become two, and one of the two hosts comes back to three. Both hosts that store a share make the same one.
+    #[test]
+    fn shares_for_another_number_of_hosts_have_the_files_of_all_parts() {
+        let folder = tempfile::tempdir().unwrap();
+        let [here, there] = ["a", "b"].map(|name| Memory::open(&folder.path().join(name), true).unwrap());
+        let store = |memory: &Memory, place: u32| {
+            let written = memory.new_snapshots().join("checkpoint-3");
+            fs::create_dir_all(&written).unwrap();
+            let mut listing = Listing::default();
+            for (name, text) in
+                [("manifest.json".into(), "all".to_string()), (format!("{place}"), format!("of {place}"))]
+            {
+                fs::write(written.join(&name), &text).unwrap();
+                let (size, sha256) = hash(&written.join(&name)).unwrap();
+                listing.0.insert(name, FileEntry { size, sha256 });
+            }
+            let share = Share { step: 3, epoch: 7, places: 3, place };
+            Stored { share, digest: memory.adopt(&written, share, &listing).unwrap() }
+        };
+        let share = Share { step: 3, epoch: 8, places: 2, place: 0 };
+        let [first, second] = [&here, &there].map(|memory| {
+            let parts = [0, 1].map(|place| store(memory, place));
+            memory.combine(share, &parts).unwrap()
+        });
+        assert_eq!(first, second);
+        let (_, listing) = here.verify(&first).unwrap();
+        assert_eq!(listing.0.keys().collect::<Vec<_>>(), ["0", "1", "manifest.json"]);
+        here.retain(&[first]).unwrap();
+        assert!(here.verify(&first).is_ok(), "the files outlive the parts");
+        assert!(here.combine(share, &[]).is_err());
+        let other = Stored { digest: 1, ..first };
+        assert!(here.combine(share, &[other]).is_err());
     }
 
     #[test]

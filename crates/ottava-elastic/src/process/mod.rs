@@ -22,6 +22,6 @@ mod workers;
 
 pub use events::Times;
 pub use host::{KeeperOptions, run};
-pub use memory::{FileEntry, Listing};
+pub use memory::{FileEntry, Listing, reserve};
 pub use worker_link::WorkerLink;
 pub use workers::{Launch, Resume, Workers, WorkersEnd};

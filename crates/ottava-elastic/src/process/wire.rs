@@ -102,6 +102,8 @@ pub(super) enum Up {
     Message(ToHub),
     /// A checkpoint of this step is complete on disk.
     Saved(Step),
+    /// A rank of this host is slower than the ranks of other hosts.
+    Slow,
     Alive,
 }
 

@@ -35,6 +35,8 @@ pub(super) enum FromWorker {
     },
     /// A checkpoint is complete on disk.
     Saved(Step),
+    /// This rank is slower than the other ranks.
+    Slow,
 }
 
 /// A message to a worker.
@@ -129,11 +131,20 @@ impl WorkerLink {
         self.send(&FromWorker::Saved(step));
     }
 
+    /// Reports that this rank is slower than the other ranks. Each rank of the host reports for itself.
+    pub fn is_slow(&self) {
+        self.send_of_rank(&FromWorker::Slow);
+    }
+
     fn send(&self, message: &FromWorker) {
         if self.leads {
-            // If the keeper has ended, the thread that reads ends this process.
-            let _ = write_line(&mut self.stream.lock().unwrap_or_else(PoisonError::into_inner), message);
+            self.send_of_rank(message);
         }
+    }
+
+    fn send_of_rank(&self, message: &FromWorker) {
+        // If the keeper has ended, the thread that reads ends this process.
+        let _ = write_line(&mut self.stream.lock().unwrap_or_else(PoisonError::into_inner), message);
     }
 }
 

@@ -60,6 +60,10 @@ pub(super) const ROWS: &[Row] = &[
     ("zero_stage", Is("parallel.zero")),
     ("zero_optimization", Not("write `zero = 1`, 2 or 3 under [parallel], and `offload_optimizer` under [memory]")),
     ("zero_optimization.stage", Is("parallel.zero")),
+    ("zero_optimization.mics_shard_size", Values("parallel.zero_shard_size", &[("-1", Default)])),
+    ("zero_optimization.zero_hpz_partition_size", Only(&["1"], HPZ)),
+    ("mics_shard_size", Values("parallel.zero_shard_size", &[("-1", Default)])),
+    ("zero_hpz_partition_size", Only(&["1"], HPZ)),
     ("zero_optimization.*", Needless(BUCKETS)),
     ("deepspeed", Not(DEEPSPEED)),
     ("deepspeed_config_file", Not(DEEPSPEED)),
@@ -108,8 +112,8 @@ pub(super) const ROWS: &[Row] = &[
     ("data_parallel_size", Is("parallel.data")),
     ("dp_size", Is("parallel.data")),
     ("dp_shard_size", Is("parallel.data")),
-    ("dp_replicate_size", Only(&["1"], HYBRID)),
-    ("data_parallel_replicate_degree", Only(&["1"], HYBRID)),
+    ("dp_replicate_size", Only(&["1"], REPLICATE)),
+    ("data_parallel_replicate_degree", Only(&["1"], REPLICATE)),
     ("data_parallel_shard_degree", Values("parallel.data", &[("-1", Default)])),
     ("tensor_model_parallel_size", Is("parallel.tensor")),
     ("tensor_parallel_size", Is("parallel.tensor")),
@@ -280,12 +284,12 @@ const SHARDING: &[(&str, Answer)] = &[
     ("SHARD_GRAD_OP", As("2")),
     ("NO_SHARD", As("0")),
     ("HYBRID_SHARD", Never(HYBRID)),
-    ("HYBRID_SHARD_ZERO2", Never(HYBRID)),
+    ("HYBRID_SHARD_ZERO2", Never(HYBRID_ZERO2)),
     ("1", As("3")),
     ("2", As("2")),
     ("3", As("0")),
     ("4", Never(HYBRID)),
-    ("5", Never(HYBRID)),
+    ("5", Never(HYBRID_ZERO2)),
 ];
 /// Of the key `fsdp` of transformers and Axolotl.
 const FSDP_WORDS: &[(&str, Answer)] = &[
@@ -299,7 +303,7 @@ const FSDP_WORDS: &[(&str, Answer)] = &[
     ("no_shard auto_wrap", As("0")),
     ("hybrid_shard", Never(HYBRID)),
     ("hybrid_shard auto_wrap", Never(HYBRID)),
-    ("hybrid_shard_zero2", Never(HYBRID)),
+    ("hybrid_shard_zero2", Never(HYBRID_ZERO2)),
     ("full_shard offload", Never(OFFLOADED)),
     ("full_shard auto_wrap offload", Never(OFFLOADED)),
 ];
@@ -315,7 +319,10 @@ const FSDP: &str =
 const DEEPSPEED: &str = "write `zero = 1`, 2 or 3 under [parallel]; `ottava import` reads the file that the key names, if it finds the file";
 const PROFILES: &str = "metrics.jsonl has the times of steps, and `ottava plan` prints memory and FLOPs";
 const OFFLOADED: &str = "write `zero = 3` under [parallel] and `offload_parameters = 1.0` under [memory]";
-const HYBRID: &str = "ranks are divided either all or not at all; sharding within groups is not implemented";
+const HYBRID: &str = "write `zero = 3` under [parallel], and `zero_shard_size`, the number of GPUs of a host; groups of this size then store the same slices";
+const HYBRID_ZERO2: &str = "write `zero = 2` under [parallel], and `zero_shard_size`, the number of GPUs of a host; groups of this size then store the same slices";
+const REPLICATE: &str = "write `zero_shard_size` under [parallel], the ranks of a group that divides, and `data`, the ranks of all groups; the number of groups follows";
+const HPZ: &str = "`zero_shard_size` under [parallel] divides weights and also optimizer states within groups of ranks, such as a host; second copies of weights alone are not implemented";
 const LAUNCH: &str = "`ottava train --gpus N`, torchrun, mpirun or srun start the ranks; the file does not";
 const ATTENTION: &str = "attention is always fused, and reads only what its mask leaves";
 const FUSED: &str = "norms, RoPE, SwiGLU and the loss are always fused kernels";

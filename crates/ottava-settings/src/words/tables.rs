@@ -7,7 +7,7 @@ const OF_DEEPSPEED: &[&str] = &["deepspeed.", "deepspeed_config.", "deepspeed_pl
 /// The path of a table, and its keys that mean what the words for their last two parts or their last part mean.
 const TABLES: &[(&str, &[&str])] = &[
     // DeepSpeed.
-    ("zero_optimization", &["stage"]),
+    ("zero_optimization", &["stage", "mics_shard_size", "zero_hpz_partition_size"]),
     ("zero_optimization.offload_optimizer", &["device", "pin_memory"]),
     ("zero_optimization.offload_param", &["device", "pin_memory"]),
     ("optimizer", &["type"]),

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
+mod shards;
 #[cfg(test)]
 mod tests;
 
@@ -188,6 +189,23 @@ impl MeshShape {
     }
 }
 
+/// The groups of a rank if not all ranks with the same parameters divide them.
+struct ShardGroups {
+    /// The ranks that divide parameters outside experts.
+    shard: Group,
+    /// The ranks that divide the parameters of experts. `None` without an expert axis: then all ranks of `shard` do.
+    of_experts: Option<Group>,
+    /// The ranks that store the same slices.
+    replicas: Group,
+}
+
+impl ShardGroups {
+    /// Returns all groups.
+    fn all(&self) -> impl Iterator<Item = &Group> {
+        [&self.shard, &self.replicas].into_iter().chain(&self.of_experts)
+    }
+}
+
 /// The groups of a rank, by set of axes.
 pub struct Mesh {
     shape: MeshShape,
@@ -197,6 +215,8 @@ pub struct Mesh {
     by_set: BTreeMap<u8, usize>,
     /// The index of the group of [`Mesh::expert_replicas`]. `None` if the group has only this rank.
     expert_replicas: Option<usize>,
+    /// The groups of [`Mesh::with_shards`].
+    shards: Option<ShardGroups>,
     /// The groups of [`Mesh::layer_group`].
     of_layers: BTreeMap<u8, Group>,
     /// The group for the empty set of axes.
@@ -222,7 +242,8 @@ impl Mesh {
     pub fn new(world: Group, shape: MeshShape) -> Result<Mesh> {
         shape.check(world.size())?;
         let (by_set, of_layers, alone) = (BTreeMap::new(), BTreeMap::new(), Group::solo());
-        let mut mesh = Mesh { shape, groups: vec![world], by_set, expert_replicas: None, of_layers, alone };
+        let mut mesh =
+            Mesh { shape, groups: vec![world], by_set, expert_replicas: None, shards: None, of_layers, alone };
         let mut made = vec![vec![(0..shape.ranks()).collect::<Vec<_>>()]];
         for axes in sets() {
             let set = shape.set(&axes);
@@ -293,7 +314,8 @@ impl Mesh {
 
     /// Runs [`Group::free_symmetric`] on all groups.
     pub fn free_symmetric(&self) -> Result<()> {
-        self.groups.iter().chain(self.of_layers.values()).try_for_each(Group::free_symmetric)
+        let of_shards = self.shards.iter().flat_map(ShardGroups::all);
+        self.groups.iter().chain(self.of_layers.values()).chain(of_shards).try_for_each(Group::free_symmetric)
     }
 
     /// Returns the sizes of the axes.

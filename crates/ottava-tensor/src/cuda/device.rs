@@ -358,6 +358,12 @@ impl CudaDevice {
         self.context().and_then(|context| nvml::clock(context.uuid))
     }
 
+    /// Returns the reasons why the clock is not higher, as bits of `nvmlClocksThrottleReasons` of NVML, for example 4 for the power limit. Returns `None`
+    /// without NVML and in a dry run.
+    pub fn throttle_reasons(&self) -> Option<u64> {
+        self.context().and_then(|context| nvml::throttle_reasons(context.uuid))
+    }
+
     /// Waits for the enqueued work, and returns its error.
     pub fn synchronize(&self) -> Result<()> {
         self.context().map_or(Ok(()), |context| context.synchronize())

@@ -1,4 +1,4 @@
-//! NVML, the driver's monitoring library: the energy that a GPU has used, its load and its clock.
+//! NVML, the driver's monitoring library: the energy that a GPU has used, its load, its clock, and the reasons for a low clock.
 
 use super::driver::Handle;
 use super::load::{LibraryReport, Problem, SearchPath, SharedLibrary, Wanted, functions};
@@ -22,6 +22,7 @@ functions! {
         energy = nvmlDeviceGetTotalEnergyConsumption(Handle, *mut u64) -> i32;
         clock = nvmlDeviceGetClockInfo(Handle, i32, *mut u32) -> i32;
         utilization = nvmlDeviceGetUtilizationRates(Handle, *mut [u32; 2]) -> i32;
+        throttle_reasons = nvmlDeviceGetCurrentClocksThrottleReasons(Handle, *mut u64) -> i32;
     }
 }
 
@@ -77,6 +78,15 @@ pub(super) fn clock(uuid: [u8; 16]) -> Option<f64> {
     // SAFETY: see `energy`.
     let read = unsafe { (api.clock)(device, CLOCK_SM, &mut megahertz) };
     (read == SUCCESS).then_some(f64::from(megahertz))
+}
+
+/// Returns the reasons why the clock of the GPU with this UUID is not higher, as bits of `nvmlClocksThrottleReasons`. Returns `None` without NVML.
+pub(super) fn throttle_reasons(uuid: [u8; 16]) -> Option<u64> {
+    let (api, device) = find(uuid)?;
+    let mut reasons = 0;
+    // SAFETY: see `energy`.
+    let read = unsafe { (api.throttle_reasons)(device, &mut reasons) };
+    (read == SUCCESS).then_some(reasons)
 }
 
 /// Returns the share of the last sample period (up to a second) in which a kernel ran on the GPU with this UUID. Returns `None` without NVML.

@@ -5,7 +5,7 @@ use crate::run::Run;
 use ottava_common::error::Result;
 use ottava_models::DecoderConfig;
 use ottava_parallel::optim::{StateTensor, optimizer_tensors};
-use ottava_parallel::{BufferBytes, Shared, Zero};
+use ottava_parallel::{BufferBytes, Zero};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::Param;
 use ottava_settings::ResolvedConfig;
@@ -18,8 +18,10 @@ use serde::Serialize;
 pub struct CommunicationPlan {
     /// The number of all ranks.
     pub ranks: usize,
-    /// The number of ranks that divide the tokens of a step. With ZeRO, they also divide the states of their layers.
+    /// The number of ranks that divide the tokens of a step.
     pub sharing: usize,
+    /// The number of ranks that divide the states of their layers with ZeRO: `sharing`, or a divisor of it with `parallel.zero_shard_size`.
+    pub shard: usize,
     /// The stage of ZeRO.
     pub zero: Zero,
     /// The units of the model in the order of forward: the embedding, each block, and an untied head. The weights or gradients of a unit are
@@ -33,6 +35,8 @@ pub struct CommunicationPlan {
     pub traffic: Traffic,
     /// The calls for which layers wait: exchanges of activations among the ranks of the axes tensor, context and expert.
     pub of_layers: Traffic,
+    /// The calls between shard groups: reductions of slices.
+    pub of_replicas: Traffic,
     /// Whether layers overlap their sums with products. This is true for sums over tensor ranks unless the model has mixtures of experts.
     pub hides_sums: bool,
     /// The number of bytes that an update of the whole model reads and writes, without FP8 codes.
@@ -52,6 +56,8 @@ pub struct UnitPlan {
     pub reduced_bytes: u64,
     /// Whether gradients are sent as FP8 codes.
     pub codes_reduced: bool,
+    /// The bytes of the slice of gradients that each rank then reduces with other shard groups. 0 without other groups.
+    pub slice_bytes: u64,
     /// The unit's share of the floating-point operations of a step.
     pub compute: f64,
 }
@@ -66,13 +72,14 @@ impl CommunicationPlan {
         let micro_batches = config.run.training.gradient_accumulation_steps;
         let device = unlimited(device);
         let step = |micro_batches| step(config, sizes, &device, micro_batches);
-        let DryStep { traffic, of_layers, update_bytes, units } = match micro_batches {
+        let DryStep { traffic, of_layers, of_replicas, update_bytes, units } = match micro_batches {
             // Each further micro-batch has the same communication: the difference between a step of two micro-batches and a step of one.
             3.. if config.run.parallel.pipeline == 1 => {
                 let (one, two) = (step(1)?, step(2)?);
                 let further = micro_batches as u64 - 2;
                 let traffic = two.traffic + (two.traffic - one.traffic) * further;
                 let of_layers = two.of_layers + (two.of_layers - one.of_layers) * further;
+                // Slices are reduced once per step.
                 DryStep { traffic, of_layers, ..two }
             }
             all => step(all)?,
@@ -81,12 +88,14 @@ impl CommunicationPlan {
         Ok(Some(CommunicationPlan {
             ranks,
             sharing,
+            shard: config.run.parallel.shard_size(sharing),
             zero: config.run.parallel.zero,
             units,
             micro_batches,
             tokens: config.run.tokens_per_step() / sharing as u64,
             traffic,
             of_layers,
+            of_replicas,
             hides_sums: config.run.parallel.tensor > 1 && sizes.experts().is_none(),
             update_bytes,
         }))
@@ -97,6 +106,7 @@ impl CommunicationPlan {
 struct DryStep {
     traffic: Traffic,
     of_layers: Traffic,
+    of_replicas: Traffic,
     update_bytes: u64,
     units: Vec<UnitPlan>,
 }
@@ -108,14 +118,14 @@ fn step(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device, micro_b
     run.step(config.run.optimizer.learning_rate, StepPrecision::Recipe)?;
     let sent = |run: &Run| {
         let ranks = run.step.partition().ranks();
-        (ranks.traffic(), ranks.traffic_of_layers())
+        [ranks.traffic(), ranks.traffic_of_layers(), ranks.traffic_of_replicas()]
     };
     let before = sent(&run);
     run.step(config.run.optimizer.learning_rate, StepPrecision::Recipe)?;
     let after = sent(&run);
-    let (traffic, of_layers) = (after.0 - before.0, after.1 - before.1);
+    let [traffic, of_layers, of_replicas] = std::array::from_fn(|i| after[i] - before[i]);
     let units = units(&run, sizes.layers.len(), config.run.data.max_length);
-    Ok(DryStep { traffic, of_layers, update_bytes: update_bytes(&mut run), units })
+    Ok(DryStep { traffic, of_layers, of_replicas, update_bytes: update_bytes(&mut run), units })
 }
 
 /// Returns the units of the model. All blocks have equal shares of the operations. An untied head has the operations of its product. A tied head
@@ -133,6 +143,7 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
             transposed_bytes: buffer.codes,
             reduced_bytes: buffer.reduced,
             codes_reduced: partition.sends_codes(),
+            slice_bytes: buffer.slice,
             compute: block + if part + 1 == buffers.len() { head } else { 0.0 },
         }
     };
@@ -142,7 +153,7 @@ fn units(run: &Run, layers: usize, seq_len: usize) -> Vec<UnitPlan> {
 /// Returns the bytes of an update: master weights and moments are read and written, gradients are read, and weights are written.
 fn update_bytes(run: &mut Run) -> u64 {
     let divides = run.step.partition().divides();
-    let shares = if divides { run.step.partition().ranks().sharing(Shared::Slices).size() } else { 1 };
+    let shares = if divides { run.step.partition().ranks().shard_group(false).size() } else { 1 };
     let of_param = |(param, states): (&mut Param, Vec<StateTensor>)| {
         let once = param.slice().len() * (param.gradient.dtype().map_or(1, DType::size) + param.weights.dtype().size());
         let twice = optimizer_tensors(&mut param.weights, states).iter().map(|kept| kept.tensor.bytes()).sum::<usize>();

@@ -91,6 +91,11 @@ impl Links {
         self.between.seconds(bytes / gpus, nodes) + kind.ring.seconds(bytes, gpus)
     }
 
+    /// Returns the links of the ranks that store the same slices, one rank of each of `groups` groups of `shard` consecutive ranks.
+    fn of_replicas(&self, shard: usize, groups: usize) -> Links {
+        Links { gpus_per_node: (self.gpus_per_node / shard.max(1)).clamp(1, groups.max(1)), ..*self }
+    }
+
     /// Returns the seconds of the calls of a rank that sends `sent` in a job of `ranks` ranks. Collectives are within a node, and messages may be
     /// between nodes.
     fn direct(&self, sent: Traffic, ranks: usize) -> f64 {
@@ -195,6 +200,8 @@ impl PredictedStep {
 ///   gathers of the first two units. With ZeRO 3 and for offloaded weights, units are gathered in each forward and each backward.
 /// * Codes are transposed once for each gather that no other gather follows before backward.
 /// * Reductions overlap with the last backward with ZeRO 0 and 1, and with each backward with ZeRO 2 and 3. Compute waits for the last reductions.
+/// * With shard groups (`parallel.zero_shard_size`), gathers and reductions are within a group, and the last backward also starts the sums of slices
+///   over groups. More ranks are more groups.
 /// * With ZeRO 1 to 3, compute waits for the all-reduces of vectors and amaxes at the end.
 /// * Compute waits for exchanges of activations and for the messages of a pipeline.
 pub fn predict(
@@ -206,8 +213,9 @@ pub fn predict(
 ) -> Prediction {
     let parts = (plan.ranks / plan.sharing.max(1)).max(1);
     let (all, ranks) = (ranks, (ranks / parts).max(1));
-    let seconds = |kind, sent| links.seconds(kind, sent, plan.sharing, ranks);
-    let (t, within) = (&(plan.traffic - plan.of_layers), &links.within);
+    let shards = Shards::new(plan, ranks, links);
+    let seconds = |kind, sent| links.seconds(kind, sent, plan.shard, shards.size);
+    let (t, within) = (&(plan.traffic - plan.of_layers - plan.of_replicas), &links.within);
     let waits = if all > 1 { links.of_layers(plan, all) } else { 0.0 };
     let messages = if all > 1 { links.direct(Traffic { send: t.send, ..Traffic::default() }, all) } else { 0.0 };
     let exchanges = seconds(&within.exchange, t.of(Pattern::Exchange));
@@ -215,7 +223,9 @@ pub fn predict(
     let scatters = seconds(&within.reduce, t.of(Pattern::Reduce));
     let both = t.of(Pattern::ReduceAndGather);
     let half = Sent { bytes: both.bytes / 2, ..both };
-    let all_reduces = seconds(&within.reduce, half) + seconds(&within.gather, half);
+    let of_all = |kind, sent| links.seconds(kind, sent, plan.sharing, ranks);
+    let all_reduces = of_all(&within.reduce, half) + of_all(&within.gather, half);
+    let sums = shards.seconds(plan, within);
     let divides = plan.zero > Zero::Nothing && ranks > 1;
     let step = compute.map(|alone| {
         let alone = alone / parts as f64;
@@ -223,10 +233,10 @@ pub fn predict(
         let codes: u64 = plan.units.iter().map(|unit| unit.transposed_bytes).sum();
         let whole = ((plan.update_bytes + 2 * codes) as f64 / UPDATE).min(alone);
         let update = match divides {
-            true => (plan.update_bytes + codes) as f64 / UPDATE / ranks as f64,
+            true => (plan.update_bytes + codes) as f64 / UPDATE / shards.size as f64,
             false => whole,
         };
-        let timeline = simulate(plan, ranks, links, alone - whole);
+        let timeline = simulate(plan, &shards, links, alone - whole);
         let (end, slowdown) = (if divides { all_reduces } else { 0.0 }, timeline.slowdown);
         let exposed = timeline.exposed + end + waits + messages;
         let busy = timeline.computed + waits;
@@ -240,23 +250,59 @@ pub fn predict(
             tokens_per_second: plan.tokens as f64 / seconds,
         }
     });
-    let communication_seconds = gathers + scatters + all_reduces + waits + messages;
+    let communication_seconds = gathers + scatters + all_reduces + sums + waits + messages;
     Prediction { ranks: all, communication_seconds, step }
 }
 
+/// The shard groups of a job: ranks that divide parameters, and the groups that store the same slices.
+struct Shards {
+    /// The number of ranks of a group.
+    size: usize,
+    /// The number of groups.
+    groups: usize,
+    /// The links between groups.
+    links: Links,
+}
+
+impl Shards {
+    /// Returns the groups of a job with `ranks` ranks of data x context. Their size is as in the plan, if the plan has several groups.
+    fn new(plan: &CommunicationPlan, ranks: usize, links: &Links) -> Shards {
+        let size = if plan.shard == plan.sharing { ranks } else { plan.shard.min(ranks) };
+        let groups = ranks.div_ceil(size.max(1));
+        Shards { size, groups, links: links.of_replicas(size, groups) }
+    }
+
+    /// Returns the seconds of the calls between groups.
+    fn seconds(&self, plan: &CommunicationPlan, within: &NodeLinks) -> f64 {
+        let counted = plan.sharing / plan.shard.max(1);
+        let of = |kind, sent| self.links.seconds(kind, sent, counted, self.groups);
+        let both = plan.of_replicas.of(Pattern::ReduceAndGather);
+        let half = Sent { bytes: both.bytes / 2, ..both };
+        of(&within.reduce, half) + of(&within.gather, half) + of(&within.gather, plan.of_replicas.of(Pattern::Gather))
+    }
+}
+
 /// Simulates forward and backward of all micro-batches. Their compute takes `compute` seconds without overlap.
-fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64) -> Timeline {
-    let within = &links.within;
+fn simulate(plan: &CommunicationPlan, shards: &Shards, links: &Links, compute: f64) -> Timeline {
+    let (within, ranks) = (&links.within, shards.size);
     let mut timeline = Timeline::new(within.products);
     let of = |kind: &Kind, bytes: u64| {
         let seconds = links.collective(kind, bytes as f64, ranks);
         Collective { seconds, beside_products: kind.beside_products }
     };
-    let reduce = |timeline: &mut Timeline, unit: &UnitPlan| {
+    let between = |kind: &Kind, bytes: u64| {
+        let seconds = shards.links.collective(kind, bytes as f64, shards.groups);
+        Collective { seconds, beside_products: kind.beside_products }
+    };
+    let reduce = |timeline: &mut Timeline, unit: &UnitPlan, is_last: bool| {
         let kind = if unit.codes_reduced { &within.exchange } else { &within.reduce };
         timeline.start(Brings::Gradients, of(kind, unit.reduced_bytes));
         if plan.zero == Zero::Nothing {
             timeline.start(Brings::Gradients, of(&within.gather, unit.reduced_bytes));
+        }
+        if is_last && shards.groups > 1 {
+            timeline.start(Brings::Gradients, between(&within.reduce, unit.slice_bytes));
+            timeline.start(Brings::Gradients, between(&within.gather, unit.slice_bytes));
         }
     };
     let start = |timeline: &mut Timeline, unit: Option<(usize, &UnitPlan)>| {
@@ -293,7 +339,7 @@ fn simulate(plan: &CommunicationPlan, ranks: usize, links: &Links, compute: f64)
             let transposes = if unit.gathers_in_each_pass { transpose(unit) } else { 0.0 };
             timeline.compute(unit.compute * each * (1.0 - FORWARD) + transposes);
             if reduces {
-                reduce(&mut timeline, unit);
+                reduce(&mut timeline, unit, pass + 1 == plan.micro_batches);
             }
         }
     }
@@ -326,12 +372,12 @@ mod tests {
             let unit = |(gathered_bytes, reduced_bytes, gathers_in_each_pass, compute)| {
                 let transposed_bytes = if codes_gathered { gathered_bytes } else { 0 };
                 let compute = compute / all;
-                UnitPlan { gathered_bytes, gathers_in_each_pass, transposed_bytes, reduced_bytes, codes_reduced, compute }
+                UnitPlan { gathered_bytes, gathers_in_each_pass, transposed_bytes, reduced_bytes, codes_reduced, slice_bytes: 0, compute }
             };
             let units = units.into_iter().map(unit).collect();
             let (sharing, of_layers) = (ranks, Traffic::default());
             let hides_sums = false;
-            CommunicationPlan { ranks, sharing, units, micro_batches, zero, tokens: 4096, traffic, of_layers, hides_sums, update_bytes }
+            CommunicationPlan { ranks, sharing, shard: sharing, units, micro_batches, zero, tokens: 4096, traffic, of_layers, of_replicas: of_layers, hides_sums, update_bytes }
         }
     }
 
@@ -415,6 +461,7 @@ mod tests {
             transposed_bytes: 0,
             reduced_bytes: 0,
             codes_reduced: false,
+            slice_bytes: 0,
             compute: 1.0,
         };
         let sent = |bytes| Sent { calls: 1, bytes };
@@ -423,12 +470,14 @@ mod tests {
         let plan = CommunicationPlan {
             ranks: 8,
             sharing: 2,
+            shard: 2,
             zero: Zero::Nothing,
             units: vec![unit],
             micro_batches: 4,
             tokens: 4096,
             traffic,
             of_layers,
+            of_replicas: Traffic::default(),
             hides_sums: true,
             update_bytes: 0,
         };
@@ -449,6 +498,51 @@ mod tests {
         };
         let sums = Traffic { all_to_all: sent(2_000_000_000), ..Traffic::default() };
         close(exposed(false) - exposed(true), 0.5 * links.direct(sums, 8));
+    }
+
+    /// Computed by hand, without latency: two nodes of eight ranks. A node reduces and gathers 1.6 GB, and each GPU then sums its slice of 0.2 GB with
+    /// the other node. More nodes change only the sum.
+    #[test]
+    fn shard_groups_within_nodes_send_only_slices_between_nodes() {
+        let ring = |bandwidth| Ring { start: 0.0, hop: 0.0, bandwidth };
+        let kind = |bandwidth| Kind { ring: ring(bandwidth), beside_products: 1.0 };
+        let node = NodeLinks { gather: kind(200e9), reduce: kind(100e9), exchange: kind(150e9), products: 1.0 };
+        let links = Links { within: node, between: ring(50e9), gpus_per_node: 8 };
+        let unit = UnitPlan {
+            gathered_bytes: 1_600_000_000,
+            gathers_in_each_pass: true,
+            transposed_bytes: 0,
+            reduced_bytes: 1_600_000_000,
+            codes_reduced: false,
+            slice_bytes: 200_000_000,
+            compute: 1.0,
+        };
+        let sent = |bytes| Sent { calls: 1, bytes };
+        let of_replicas = Traffic { all_reduce: sent(200_000_000), ..Traffic::default() };
+        let (all_gather, reduce_scatter) = (sent(1_400_000_000), sent(1_400_000_000));
+        let plan = CommunicationPlan {
+            ranks: 16,
+            sharing: 16,
+            shard: 8,
+            zero: Zero::Weights,
+            units: vec![unit],
+            micro_batches: 1,
+            tokens: 4096,
+            traffic: Traffic { all_gather, reduce_scatter, ..of_replicas },
+            of_layers: Traffic::default(),
+            of_replicas,
+            hides_sums: false,
+            update_bytes: 0,
+        };
+        // Both sides add a few numbers below 1 in F64.
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a}, expected {b}");
+        let within = 1.4 / 200.0 + 1.4 / 100.0;
+        let of = |ranks| predict(&plan, PipelineCost::NONE, ranks, &links, Some(0.0));
+        close(of(16).communication_seconds, within + 2.0 * 0.1 / 50.0);
+        close(of(32).communication_seconds, within + 2.0 * 0.15 / 50.0);
+        // Forward and backward gather the unit.
+        close(of(16).step.unwrap().exposed_seconds, within + 1.4 / 200.0 + 2.0 * 0.1 / 50.0);
+        close(of(8).step.unwrap().exposed_seconds, within + 1.4 / 200.0);
     }
 
     /// Computed by hand, without latency: 16 ranks in two nodes gather 1.6 GB. Each GPU exchanges 0.2 GB of it between nodes.

@@ -68,7 +68,8 @@ fn adapters(config: &ResolvedConfig, sizes: &DecoderConfig, device: &Device) -> 
 /// these ranks.
 fn on_ranks(config: &ResolvedConfig, data: usize, policy: Recompute) -> Option<ResolvedConfig> {
     let mut changed = ResolvedConfig { recompute: policy, ..config.clone() };
-    (changed.run.parallel.data, changed.run.parallel.zero) = (data, Zero::Weights);
+    let parallel = &mut changed.run.parallel;
+    (parallel.data, parallel.zero, parallel.zero_shard_size) = (data, Zero::Weights, 0);
     let same = config.run.training.global_batch_size.map(|sequences| (Some(sequences), 1));
     let as_large = (None, config.run.training.gradient_accumulation_steps);
     for (global, micro_batches) in same.into_iter().chain([as_large]) {

@@ -191,6 +191,7 @@ pub(super) fn dry_run(
     let rank = stage * (size / mesh.pipeline);
     let ranks =
         Ranks::new(Group::dry(rank, size), mesh, device)?.sending(config.run.parallel.communication.activation_dtype);
+    let ranks = ranks.with_shard_groups(config.run.parallel.zero_shard_size)?;
     let layout = config.run.layout();
     // The data are not read here, so the number of documents is assumed: 64 tokens each. A document takes 4 bytes, and with gated
     // delta nets on a GPU also the scratch of a chunk.

@@ -437,7 +437,8 @@ fn a_plan_counts_the_whole_weights_of_draws() {
 /// Returns the traffic that one of several ranks sends in each step after the first step.
 fn sent_in_steps(config: &RunConfig, sizes: &DecoderConfig, comm: Group) -> Vec<Traffic> {
     let shape = config.parallel.mesh(comm.size()).unwrap();
-    let ranks = Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap());
+    let ranks = Ranks::new(comm, shape, &Device::Cpu).unwrap();
+    let ranks = Rc::new(ranks.with_shard_groups(config.parallel.zero_shard_size).unwrap());
     let weights = &mut RandomWeights { seed: 1, device: Device::Cpu };
     let mut run = Run::new(&ResolvedConfig::fastest(config), sizes, &Device::Cpu, weights, ranks.clone()).unwrap();
     run.quantize_weights().unwrap();
@@ -532,6 +533,29 @@ fn planned_communication_is_what_ranks_send() {
     }
     let alone = run(RecipeName::Bf16, Some(Recompute::None), true);
     assert!(CommunicationPlan::new(&ResolvedConfig::fastest(&alone), &sizes, &Device::Cpu).unwrap().is_none());
+}
+
+/// Also in groups of two ranks that each have one half of the experts.
+#[test]
+fn planned_communication_of_shard_groups_is_what_ranks_send() {
+    let dense = json!({
+        "model_type": "llama", "vocab_size": 96, "hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2,
+    });
+    for (recipe, zero, micro_batches) in [
+        (RecipeName::Fp8Delayed, Zero::OptimizerStates, 1),
+        (RecipeName::Bf16, Zero::Gradients, 3),
+        (RecipeName::Fp8Row, Zero::Weights, 3),
+    ] {
+        let mut config = run(recipe, Some(Recompute::None), true);
+        (config.data.max_length, config.training.per_device_train_batch_size) = (8, 1);
+        config.training.gradient_accumulation_steps = micro_batches;
+        (config.parallel.data, config.parallel.zero, config.parallel.zero_shard_size) = (4, zero, 2);
+        let plan = expect_planned_traffic(&config, &sizes(dense.clone()), &format!("{recipe:?}, {zero:?}"));
+        let slices: u64 = plan.units.iter().map(|unit| unit.slice_bytes).sum();
+        // An all-reduce of two groups sends each slice once.
+        assert_eq!((plan.sharing, plan.shard, plan.of_replicas.total().bytes), (4, 2, slices), "{zero:?}");
+    }
 }
 
 #[test]

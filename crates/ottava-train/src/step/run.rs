@@ -93,7 +93,8 @@ impl Program {
                 (Action::Forward { stage, micro_batch }, _) => execution.forward(*stage, *micro_batch)?,
                 (Action::Loss { micro_batch }, _) => execution.loss(*micro_batch)?,
                 (Action::Backward { stage, micro_batch, part, reduces }, _) => {
-                    execution.exchange.reduce_after_backward(*reduces);
+                    let is_last = *micro_batch + 1 == inputs.micro_batches.len();
+                    execution.exchange.reduce_after_backward(*reduces, is_last);
                     execution.backward(*stage, *micro_batch, *part)?;
                 }
                 (Action::Send { message, micro_batch, .. }, _) => execution.send(*message, *micro_batch)?,

@@ -13,6 +13,7 @@ use super::rollback_log;
 use super::start::{
     Resumed, RunLock, Start, checkpoints, choose_division, expect_shared_folder, find_shared_checkpoint, log_exceptions,
 };
+use super::stragglers::Stragglers;
 use crate::plan::ResolvedRun;
 use crate::run::Run;
 use crate::tasks::{RunSamples, RunTasks};
@@ -48,7 +49,8 @@ impl Trainer {
     ) -> Result<Trainer> {
         choose_division(&mut config, device, &world)?;
         let shape = config.parallel.mesh(world.size())?;
-        let ranks = Rc::new(Ranks::new(world, shape, device)?.sending(config.parallel.communication.activation_dtype));
+        let ranks = Ranks::new(world, shape, device)?.sending(config.parallel.communication.activation_dtype);
+        let ranks = Rc::new(ranks.with_shard_groups(config.parallel.zero_shard_size)?);
         interrupt::forward_to(ranks.stopper());
         let lock = match lock {
             None if ranks.leads() => RunLock::take(&config.output_dir).map(Some),
@@ -117,7 +119,8 @@ impl Trainer {
         let files = ranks.together("the run's files", lock.map(open).transpose())?;
         let (history, saved_at) = (History::read(folder), Instant::now());
         let gpu_meter = GpuMeter::default();
-        let mut outputs = Outputs { saver, memory: None, files, history, record, gpu_meter, saved_at };
+        let stragglers = Stragglers::default();
+        let mut outputs = Outputs { saver, memory: None, files, history, record, gpu_meter, stragglers, saved_at };
         outputs.keep_best(progress.best.as_ref(), config);
         progress.scaling_slots = run.step.partition().cast_names(&run.model);
         let observers = Observers::new(config, &progress.alarms, &casts);

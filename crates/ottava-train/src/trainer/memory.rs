@@ -6,7 +6,7 @@ use crate::run::Run;
 use ottava_checkpoint::{Contents, Manifest, Progress, Saved, Saver};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::sha256;
-use ottava_elastic::process::{FileEntry, Listing, WorkerLink};
+use ottava_elastic::process::{FileEntry, Listing, WorkerLink, reserve};
 use ottava_parallel::Ranks;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,8 @@ pub(super) struct MemorySnapshots {
     keeper: WorkerLink,
     /// The folder in which the ranks of this host write.
     folder: PathBuf,
+    /// Whether the folder had no memory for the list of a snapshot.
+    is_full: bool,
 }
 
 /// What a rank tells the others at the end of a step: the state of its snapshot in progress, and whether its host has room for the next one.
@@ -39,7 +41,7 @@ impl MemorySnapshots {
             let [bytes, ..] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
             saver.write_behind(&environment.device, bytes)?;
         }
-        Ok(MemorySnapshots { saver, keeper, folder })
+        Ok(MemorySnapshots { saver, keeper, folder, is_full: false })
     }
 
     /// Tells the keeper of this host that all ranks have loaded their state.
@@ -53,9 +55,27 @@ impl MemorySnapshots {
         self.keeper.stepped(step);
     }
 
+    /// Tells the keeper of this host that this rank is slower than the other ranks.
+    pub(super) fn is_slow(&self) {
+        self.keeper.is_slow();
+    }
+
     /// Returns what this rank tells the others.
     pub(super) fn told(&mut self) -> Told {
-        [self.saver.state(), f64::from(u8::from(self.keeper.has_room()))]
+        [self.saver.state(), f64::from(u8::from(self.keeper.has_room() && self.reserve()))]
+    }
+
+    /// Returns whether the folder has memory for the list of the next snapshot. If it has none, no host begins a snapshot.
+    fn reserve(&mut self) -> bool {
+        if !self.keeper.leads() {
+            return true;
+        }
+        let reserved = reserve(&self.folder).map_err(Error::io(&self.folder));
+        let was_full = std::mem::replace(&mut self.is_full, reserved.is_err());
+        if let (Err(error), false) = (&reserved, was_full) {
+            tracing::warn!("no snapshot in memory was written, and earlier ones stay: {error}");
+        }
+        reserved.is_ok()
     }
 
     /// Advances a snapshot in progress. `states` has the state of each of `ranks`.

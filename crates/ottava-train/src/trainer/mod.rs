@@ -8,6 +8,7 @@
 //! | evaluations, the best evaluation, early stopping | `evaluation.rs` |
 //! | statistics of casts, checkpoints, requests to stop | `saving.rs` |
 //! | snapshots in the memory of hosts | `memory.rs` |
+//! | ranks that are slower than the others | `stragglers.rs` |
 //! | sentinel, alarms, recorded tensors, repeated passes | `observers/` |
 //! | return to an earlier checkpoint, after any phase | `rollback.rs` |
 //!
@@ -36,6 +37,7 @@ mod rollback_log;
 mod saving;
 mod start;
 mod step_in_progress;
+mod stragglers;
 mod update;
 
 pub use current_run::CurrentRun;

@@ -4,6 +4,7 @@ use super::environment::Environment;
 use super::files::RunFiles;
 use super::gpu_meter::GpuMeter;
 use super::memory::MemorySnapshots;
+use super::stragglers::Stragglers;
 use crate::objective::Validation;
 use crate::report::{MAX_METRICS_BYTES, RunEnd, RunOutcome, RunRecord, loss_svg};
 use crate::run::Run;
@@ -30,6 +31,8 @@ pub(super) struct Outputs {
     pub(super) record: RunRecord,
     /// The power and the load of the GPU.
     pub(super) gpu_meter: GpuMeter,
+    /// The ranks that are slower than the others.
+    pub(super) stragglers: Stragglers,
     /// The time of the last save, or of the start of the run.
     pub(super) saved_at: Instant,
 }

@@ -37,6 +37,7 @@ impl Trainer {
         let result = self.run_step(learning_rate, current)?;
         self.skip_or_fail(step, &result)?;
         self.check_replicas(step)?;
+        self.find_stragglers(step)?;
         let config = &self.environment.config;
         let Run { model, step: work, .. } = &mut *self.run;
         let casts = model.scaling().losses(work.partition())?;
@@ -154,6 +155,20 @@ impl Trainer {
         self.run.optimizer.skip_step();
         self.run.quantize_weights()?;
         self.run.step.forget_captures();
+        Ok(())
+    }
+
+    /// Searches for slow ranks, if `parallel.straggler_steps` makes a search due.
+    fn find_stragglers(&mut self, step: u64) -> Result<()> {
+        let (parallel, ranks) = (&self.environment.config.parallel, &self.environment.ranks);
+        let every = parallel.straggler_steps;
+        if every == 0 || !step.is_multiple_of(every) || ranks.size() == 1 {
+            return Ok(());
+        }
+        let is_slow = self.outputs.stragglers.search(&self.environment.device, ranks, parallel.straggler_ratio)?;
+        if let Some(memory) = self.outputs.memory.as_ref().filter(|_| is_slow) {
+            memory.is_slow();
+        }
         Ok(())
     }
 

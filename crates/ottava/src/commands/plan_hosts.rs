@@ -1,6 +1,8 @@
 //! The part of `ottava plan` about several hosts: which groups of ranks cross hosts, bytes on each link, checkpoints, failures, spares and days.
 
 mod print;
+#[cfg(test)]
+mod tests;
 
 use clap::Args;
 use ottava_common::{Error, Result};
@@ -10,7 +12,7 @@ use ottava_elastic::simulate::{
 };
 use ottava_parallel::Zero;
 use ottava_tensor::comm::{Axis, MeshShape};
-use ottava_train::plan::{CommunicationPlan, Links, PipelineCost, Plan, predict};
+use ottava_train::plan::{CommunicationPlan, Links, PipelineCost, Plan, UnitPlan, predict};
 use serde::Serialize;
 
 /// The options for jobs on several hosts.
@@ -87,12 +89,25 @@ struct GroupPlan {
     hosts: usize,
 }
 
+/// The shard groups of `parallel.zero_shard_size`.
+#[derive(Serialize)]
+struct ShardPlan {
+    /// The number of ranks of a group.
+    ranks: usize,
+    /// The number of groups that store the same slices.
+    groups: usize,
+    /// The largest number of hosts of a group.
+    hosts: usize,
+}
+
 /// A job on several hosts. Bytes are per GPU and step.
 #[derive(Serialize)]
 pub struct HostPlan {
     hosts: usize,
     gpus_per_host: usize,
     groups: Vec<GroupPlan>,
+    /// The shard groups, if several groups store the same slices.
+    shards: Option<ShardPlan>,
     /// The bytes that a GPU sends within its host.
     host_link_bytes: f64,
     /// The bytes that a GPU sends to other hosts.
@@ -201,7 +216,8 @@ impl HostArgs {
                 "--hosts is {hosts}, and {gpus} GPUs cannot be divided evenly among {hosts} hosts; --gpus sets the number of GPUs"
             )));
         }
-        let placement = Placement::new(&plan.mesh.shape, gpus / hosts);
+        let shard = plan.communication.as_ref().map_or(1, |plan| plan.shard);
+        let placement = Placement::new(&plan.mesh.shape, shard, gpus / hosts);
         let step = placement.step(plan, step_ms)?;
         let causes = self.causes(gpus);
         let mut disk = self.disk(hosts as u32, (gpus / hosts) as u32, causes);
@@ -224,6 +240,7 @@ impl HostArgs {
             hosts,
             gpus_per_host: gpus / hosts,
             groups: placement.groups,
+            shards: placement.shards,
             host_link_bytes,
             network_bytes,
             step_seconds: step.seconds,
@@ -335,7 +352,10 @@ fn with_days(inputs: Inputs) -> Inputs {
 struct Placement {
     shape: MeshShape,
     groups: Vec<GroupPlan>,
-    /// The ranks of one host that share gradients and slices.
+    shards: Option<ShardPlan>,
+    /// The number of ranks that divide slices.
+    shard: usize,
+    /// The ranks of one host that share gradients.
     sharing_in_host: usize,
 }
 
@@ -347,7 +367,8 @@ struct Step {
 }
 
 impl Placement {
-    fn new(shape: &MeshShape, gpus_per_host: usize) -> Placement {
+    /// Places the ranks of `shape`, of which `shard` ranks of data x context divide slices.
+    fn new(shape: &MeshShape, shard: usize, gpus_per_host: usize) -> Placement {
         // Tensor is the fastest axis of rank numbers, followed by context, data and pipeline; experts divide data x context.
         let [tensor, context] = [shape.tensor, shape.tensor * shape.context];
         let all = shape.tensor * shape.context * shape.data * shape.pipeline;
@@ -357,39 +378,56 @@ impl Placement {
             Axis::Data => context,
             Axis::Pipeline => context * shape.data,
         };
-        let group = |axis: Axis| {
-            let (stride, ranks) = (stride(axis), shape.size(axis));
+        let most_hosts = |stride: usize, ranks: usize| {
             let hosts_of = |first: usize| {
                 let mut hosts: Vec<usize> = (0..ranks).map(|i| (first + i * stride) / gpus_per_host).collect();
                 hosts.dedup();
                 hosts.len()
             };
             let is_first = |rank: &usize| (rank / stride).is_multiple_of(ranks);
-            let hosts = (0..all).filter(is_first).map(hosts_of).max().unwrap_or(1);
-            GroupPlan { axis, ranks, hosts }
+            (0..all).filter(is_first).map(hosts_of).max().unwrap_or(1)
+        };
+        let group = |axis: Axis| {
+            let ranks = shape.size(axis);
+            GroupPlan { axis, ranks, hosts: most_hosts(stride(axis), ranks) }
         };
         let several = Axis::ALL.into_iter().filter(|axis| shape.size(*axis) > 1);
         let sharing = shape.data * shape.context;
         let sharing_in_host = (gpus_per_host / shape.tensor).clamp(1, sharing);
-        Placement { shape: *shape, groups: several.map(group).collect(), sharing_in_host }
+        let groups_of_shards = sharing / shard.max(1);
+        let shards = (groups_of_shards > 1).then(|| ShardPlan {
+            ranks: shard,
+            groups: groups_of_shards,
+            hosts: most_hosts(tensor, shard),
+        });
+        Placement { shape: *shape, groups: several.map(group).collect(), shards, shard, sharing_in_host }
+    }
+
+    /// Returns the ranks of one host that divide slices, and the ranks of one host that store the same slices.
+    fn shards_in_host(&self) -> (usize, usize) {
+        (self.sharing_in_host.min(self.shard), (self.sharing_in_host / self.shard).max(1))
     }
 
     fn sharing(&self) -> usize {
         self.shape.data * self.shape.context
     }
 
-    /// Returns the bytes that a GPU sends in a step within its host and to other hosts. Gradients and slices are reduced and gathered within a host, and
-    /// a part of the buffer for each GPU between hosts.
+    /// Returns the bytes that a GPU sends in a step within its host and to other hosts. Buffers are reduced and gathered within a host, and a part of the
+    /// buffer for each GPU between hosts.
     fn bytes(&self, communication: Option<&CommunicationPlan>) -> (f64, f64) {
         let Some(plan) = communication else { return (0.0, 0.0) };
-        let (sharing, in_host) = (self.sharing() as f64, self.sharing_in_host as f64);
-        let between = sharing / in_host;
         let of_layers = plan.of_layers.total().bytes as f64;
         let messages = (plan.traffic.send - plan.of_layers.send).bytes as f64;
-        let shared = plan.traffic.total().bytes as f64 - of_layers - messages;
-        let buffers = if sharing > 1.0 { shared * sharing / (sharing - 1.0) } else { 0.0 };
+        let shared = plan.traffic - plan.of_layers - plan.of_replicas;
+        // Vectors and amaxes are reduced over all ranks that share gradients.
+        let vectors = shared.all_reduce.bytes;
+        let slices = shared.total().bytes - shared.send.bytes - vectors;
+        let (divide_in_host, replicas_in_host) = self.shards_in_host();
+        let of_all = sides(vectors, self.sharing(), self.sharing_in_host);
+        let of_slices = sides(slices, self.shard, divide_in_host);
+        let of_replicas = sides(plan.of_replicas.total().bytes, self.sharing() / self.shard, replicas_in_host);
         let crosses = |axes: &[Axis]| self.groups.iter().any(|group| axes.contains(&group.axis) && group.hosts > 1);
-        let mut sides = [buffers * (in_host - 1.0) / in_host, buffers / in_host * (between - 1.0) / between];
+        let mut sides: [f64; 2] = std::array::from_fn(|side| of_all[side] + of_slices[side] + of_replicas[side]);
         sides[usize::from(crosses(&[Axis::Tensor, Axis::Context, Axis::Expert]))] += of_layers;
         sides[usize::from(crosses(&[Axis::Pipeline]))] += messages;
         (sides[0], sides[1])
@@ -428,90 +466,28 @@ impl Placement {
         Ok(Step { seconds, exposed, hiding_tokens })
     }
 
-    /// Returns the bytes of gradients that a GPU sends to other hosts: a reduce-scatter and, without ZeRO, an all-gather of the sums.
+    /// Returns the bytes of gradients that a GPU sends to other hosts: a reduce-scatter and, without ZeRO, an all-gather of the sums. With shard groups, an
+    /// all-reduce of slices follows.
     fn gradients_on_network(&self, communication: &CommunicationPlan) -> f64 {
         let passes = if communication.zero == Zero::Nothing { 2.0 } else { 1.0 };
-        let between = self.sharing() as f64 / self.sharing_in_host as f64;
-        let gradients: u64 = communication.units.iter().map(|unit| unit.reduced_bytes).sum();
-        passes * gradients as f64 / self.sharing_in_host as f64 * (between - 1.0) / between
+        let (divide_in_host, replicas_in_host) = self.shards_in_host();
+        let of = |bytes: fn(&UnitPlan) -> u64| communication.units.iter().map(bytes).sum::<u64>() as f64;
+        let between = |ranks: usize, in_host: usize| {
+            let hosts = ranks as f64 / in_host as f64;
+            (hosts - 1.0) / hosts / in_host as f64
+        };
+        passes * of(|unit| unit.reduced_bytes) * between(self.shard, divide_in_host)
+            + 2.0 * of(|unit| unit.slice_bytes) * between(self.sharing() / self.shard, replicas_in_host)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ottava_tensor::comm::{Sent, Traffic};
-    use ottava_train::plan::UnitPlan;
-
-    fn hosts_of(shape: MeshShape, gpus_per_host: usize) -> Vec<(&'static str, usize)> {
-        let placement = Placement::new(&shape, gpus_per_host);
-        placement.groups.iter().map(|group| (group.axis.as_str(), group.hosts)).collect()
+/// Returns the bytes that a GPU sends within its host and to other hosts in collectives of `ranks` ranks, `in_host` of them on each host. A flat
+/// collective would send `bytes`.
+fn sides(bytes: u64, ranks: usize, in_host: usize) -> [f64; 2] {
+    if ranks <= 1 {
+        return [0.0; 2];
     }
-
-    #[test]
-    fn groups_are_placed_by_the_order_of_ranks() {
-        let shape = MeshShape { data: 32, context: 1, tensor: 4, pipeline: 8, expert: 1 };
-        assert_eq!(hosts_of(shape, 8), [("data", 16), ("tensor", 1), ("pipeline", 8)]);
-        let shape = MeshShape { data: 16, context: 2, tensor: 8, pipeline: 1, expert: 4 };
-        assert_eq!(hosts_of(shape, 8), [("data", 16), ("context", 2), ("tensor", 1), ("expert", 4)]);
-        assert_eq!(hosts_of(MeshShape::of_data(8), 8), [("data", 1)]);
-        // Ranks 4 and 5 are on the first of two hosts, and ranks 6 and 7 on the second.
-        let shape = MeshShape { data: 3, context: 1, tensor: 4, pipeline: 1, expert: 1 };
-        assert_eq!(hosts_of(shape, 6), [("data", 2), ("tensor", 2)]);
-    }
-
-    #[test]
-    fn gradients_cross_the_network_once_with_zero_and_twice_without() {
-        let unit = UnitPlan {
-            gathered_bytes: 0,
-            gathers_in_each_pass: false,
-            transposed_bytes: 0,
-            reduced_bytes: 64_000,
-            codes_reduced: false,
-            compute: 1.0,
-        };
-        let sent = |zero| {
-            let plan = CommunicationPlan {
-                ranks: 64,
-                sharing: 64,
-                zero,
-                units: vec![unit],
-                micro_batches: 1,
-                tokens: 4096,
-                traffic: Traffic::default(),
-                of_layers: Traffic::default(),
-                hides_sums: false,
-                update_bytes: 0,
-            };
-            Placement::new(&MeshShape::of_data(64), 8).gradients_on_network(&plan)
-        };
-        // 8,000 bytes of each GPU are reduced among eight hosts.
-        assert_eq!(Zero::ALL.map(sent), [14_000.0, 7_000.0, 7_000.0, 7_000.0]);
-    }
-
-    /// Llama-2-7B on eight hosts with ZeRO 0 and gradients in BF16: 2 · 2P bytes · 7/8 within a host, and 2 · 2P/8 · 7/8 between hosts.
-    #[test]
-    fn gradients_cross_hosts_once_for_each_gpu() {
-        let parameters = 6.7e9;
-        let buffer = 2.0 * parameters;
-        let all_reduce = Sent { calls: 1, bytes: (2.0 * buffer * 63.0 / 64.0) as u64 };
-        let plan = CommunicationPlan {
-            ranks: 64,
-            sharing: 64,
-            zero: Zero::Nothing,
-            units: Vec::new(),
-            micro_batches: 1,
-            tokens: 4096,
-            traffic: Traffic { all_reduce, ..Traffic::default() },
-            of_layers: Traffic::default(),
-            hides_sums: false,
-            update_bytes: 0,
-        };
-        let (within, between) = Placement::new(&MeshShape::of_data(64), 8).bytes(Some(&plan));
-        assert!((within / (2.0 * buffer * 7.0 / 8.0) - 1.0).abs() < 1e-6, "{within}");
-        assert!((between / (2.0 * buffer / 8.0 * 7.0 / 8.0) - 1.0).abs() < 1e-6, "{between}");
-        // 78 ms on a network with 45 GB/s per GPU, for many hosts.
-        let (_, between) = Placement::new(&MeshShape::of_data(64), 1).bytes(Some(&plan));
-        assert!((between / (2.0 * buffer * 63.0 / 64.0) - 1.0).abs() < 1e-6, "{between}");
-    }
+    let (ranks, in_host) = (ranks as f64, in_host as f64);
+    let (buffers, hosts) = (bytes as f64 * ranks / (ranks - 1.0), ranks / in_host);
+    [buffers * (in_host - 1.0) / in_host, buffers / in_host * (hosts - 1.0) / hosts]
 }

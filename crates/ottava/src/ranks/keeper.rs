@@ -9,7 +9,7 @@ use ottava_common::launch::{OWN, Place};
 use ottava_common::{Error, Result, input, interrupt};
 use ottava_elastic::process::{KeeperOptions, Launch, Resume, Times, WorkerLink, Workers, WorkersEnd, run};
 use ottava_elastic::{Keeper, Policy, Straggler};
-use ottava_settings::RunConfig;
+use ottava_settings::{RunConfig, Stragglers};
 use ottava_tensor::comm::process::random_bytes;
 use ottava_train::report::MAX_METRICS_BYTES;
 use ottava_train::trainer::Start;
@@ -108,11 +108,14 @@ pub fn keep(config: &RunConfig, start: &Start, ranks: usize) -> Result<u8> {
         }
     };
     let policy = Policy {
-        sizes: vec![places as u32],
+        sizes: sizes(config, places, ranks)?,
         hosts: hosts as u32,
         quorum: 0,
         snapshots: true,
-        straggler: Straggler::Warn,
+        straggler: match recovery.stragglers {
+            Stragglers::Warn => Straggler::Warn,
+            Stragglers::Swap => Straggler::Swap,
+        },
         most_recoveries: recovery.max_recoveries,
     };
     let [silence, host_limit, start_limit] =
@@ -137,6 +140,35 @@ pub fn keep(config: &RunConfig, start: &Start, ranks: usize) -> Result<u8> {
     let mut workers =
         HostWorkers { program, ranks, secret, logs, places: 1, first: 0, processes: Vec::new(), failed: None };
     run(&options, &mut workers).map_err(Error::io(memory))
+}
+
+/// Returns the numbers of hosts with which the job can run, the largest first, if `places` hosts train at its start.
+///
+/// Errors if `recovery.min_hosts` is more than `places`, or if none of the smaller numbers of hosts can divide the run.
+fn sizes(config: &RunConfig, places: usize, ranks: usize) -> Result<Vec<u32>> {
+    let least = match config.recovery.min_hosts {
+        0 => places,
+        least => least as usize,
+    };
+    if least > places {
+        return Err(Error::Config(format!(
+            "`recovery.min_hosts` is {least}, and {places} hosts train; set it to {places} or less, or start more hosts"
+        )));
+    }
+    let refusal = |hosts: usize| config.clone().share(hosts * ranks).err();
+    // A number of hosts that cannot divide the run from its start is an error of the ranks.
+    let sizes: Vec<u32> = (least..=places)
+        .rev()
+        .filter(|&hosts| hosts == places || refusal(hosts).is_none())
+        .map(|hosts| hosts as u32)
+        .collect();
+    match (least..places).rev().find_map(refusal) {
+        Some(reason) if sizes.len() == 1 => Err(Error::Config(format!(
+            "`recovery.min_hosts` is {least}, and no number of hosts from {least} to {} can divide the run: {reason}",
+            places - 1
+        ))),
+        _ => Ok(sizes),
+    }
 }
 
 /// Returns the folder of this host for the snapshots of the run. Runs into other folders have other folders.

@@ -14,8 +14,8 @@ const OTTAVA: &str =
 /// Runs a command of another host on this host.
 const SSH: &str = r#"shift; exec sh -c "$*""#;
 
-/// Starts two tasks with the variables of Slurm.
-const SRUN: &str = r#"echo "srun $1 $2"; shift 2; for RANK in 0 1; do export RANK; WORLD_SIZE=2 LOCAL_RANK=$RANK MASTER_ADDR=n1 MASTER_PORT=1 "$@"; done"#;
+/// Prints its options, and starts two tasks with the variables of Slurm.
+const SRUN: &str = r#"options=; while case $1 in --*) ;; *) false ;; esac; do options="$options $1"; shift; done; echo "srun$options"; for RANK in 0 1; do export RANK; WORLD_SIZE=2 LOCAL_RANK=$RANK MASTER_ADDR=n1 MASTER_PORT=1 "$@"; done"#;
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/launch").join(name)
@@ -109,6 +109,96 @@ fn slurm_starts_tasks_that_it_does_not_kill() {
     {
         assert!(text.lines().any(|line| line.starts_with(&format!("#SBATCH --{option}"))), "no --{option}");
     }
+}
+
+/// Returns the lines of the keepers of `hosts`, of a job of `world` hosts whose host 0 is at `address`. A keeper has no local rank.
+fn expected_keepers(hosts: std::ops::Range<usize>, world: usize, address: &str, rest: &str) -> BTreeSet<String> {
+    hosts.map(|host| format!("{host}/{world} local  at {address} secret 32 {rest}")).collect()
+}
+
+#[test]
+fn ssh_starts_a_keeper_for_each_host() {
+    let script = file("ssh-recovery.sh").display().to_string();
+    let job = [("HOSTS", "n1 n2 n3"), ("GPUS", "8")];
+    let found = lines("sh", &[&script, "my run.toml"], &job);
+    assert_eq!(found, expected_keepers(0..3, 3, "n1:29400", "train my run.toml --gpus 8 --resume=auto"));
+}
+
+/// ssh ends with code 255 if it loses a host, and the job goes on without it.
+#[test]
+fn ssh_stops_all_keepers_and_a_lost_host_does_not_hide_their_code() {
+    let folder = tempfile::tempdir().unwrap();
+    let ottava =
+        "trap 'exit 75' TERM; echo > started-$RANK; [ $RANK = 1 ] && exit 255; for i in $(seq 600); do sleep 0.1; done";
+    let mut command = command("sh", folder.path(), [("ottava", ottava), ("ssh", SSH), ("srun", SRUN)]);
+    let script = file("ssh-recovery.sh");
+    let mut job = command.arg(script).arg("run.toml").envs([("HOSTS", "n1 n2 n3"), ("GPUS", "1")]).spawn().unwrap();
+    while !(0..3).all(|host| folder.path().join(format!("started-{host}")).exists()) {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(Command::new("kill").args(["-TERM", &job.id().to_string()]).status().unwrap().success());
+    assert_eq!(job.wait().unwrap().code(), Some(75));
+}
+
+#[test]
+fn slurm_starts_a_keeper_for_each_host_and_keeps_the_other_hosts() {
+    let script = file("slurm-recovery.sbatch").display().to_string();
+    let variables = [("SLURM_CPUS_PER_TASK", "64"), ("SLURM_GPUS_ON_NODE", "8")];
+    let mut wanted = expected(0..2, 2, 2, "n1:1", "train run.toml --gpus 8 --resume=auto");
+    wanted.insert("srun --cpus-per-task=64 --no-kill --kill-on-bad-exit=0 --wait=0".into());
+    assert_eq!(lines("bash", &[&script, "run.toml"], &variables), wanted);
+    let text = fs::read_to_string(file("slurm-recovery.sbatch")).unwrap();
+    for option in ["nodes=3", "ntasks-per-node=1", "gpus-per-node", "signal=TERM", "no-kill", "requeue"] {
+        assert!(text.lines().any(|line| line.starts_with(&format!("#SBATCH --{option}"))), "no --{option}");
+    }
+}
+
+#[test]
+fn pods_of_a_job_set_start_a_keeper_each_and_start_again_one_by_one() {
+    let job = yaml("jobset-recovery.yaml");
+    let hosts = at(&job, "spec.replicatedJobs.0");
+    let pods = at(hosts, "template.spec");
+    assert_eq!(at(&job, "spec.failurePolicy.maxRestarts").as_i64(), Some(0), "pods never start again together");
+    assert!(at(pods, "backoffLimitPerIndex").as_i64() > Some(0));
+    assert!(pods["backoffLimit"].is_badvalue(), "the limit of all pods would end the job");
+    let rule = at(pods, "podFailurePolicy.rules.0");
+    assert_eq!((at(rule, "action").as_str(), at(rule, "onExitCodes.operator").as_str()), (Some("FailJob"), Some("In")));
+    let codes: Vec<_> = at(rule, "onExitCodes.values").as_vec().unwrap().iter().filter_map(Yaml::as_i64).collect();
+    assert_eq!(codes, [4, 76, 77], "codes that a person has to look at (docs/reliability.md)");
+    let container = at(pods, "template.spec.containers.0");
+    assert_eq!(at(rule, "onExitCodes.containerName"), at(container, "name"));
+    let memory = at(pods, "template.spec.volumes.1.emptyDir.medium");
+    assert_eq!(memory.as_str(), Some("Memory"), "/dev/shm of a pod is small");
+    let variables = at(container, "env").as_vec().unwrap();
+    let of_name = |name: &str| {
+        variables.iter().find(|variable| variable["name"].as_str() == Some(name)).and_then(|it| it["value"].as_str())
+    };
+    assert_eq!(of_name("HOSTS"), at(pods, "completions").as_i64().map(|hosts| hosts.to_string()).as_deref());
+    let pod = [
+        ("JOB_COMPLETION_INDEX", "2"),
+        ("HOSTS", "3"),
+        ("GPUS", "8"),
+        ("MASTER_ADDR", "ottava-hosts-0-0.ottava"),
+        ("MASTER_PORT", "29400"),
+        ("OTTAVA_SECRET", "0123456789abcdef0123456789abcdef"),
+    ];
+    let found = lines("sh", &["-c", at(container, "args.0").as_str().unwrap()], &pod);
+    let arguments = "train run.toml --gpus 8 --resume=auto";
+    assert_eq!(found, expected_keepers(2..3, 3, "ottava-hosts-0-0.ottava:29400", arguments));
+}
+
+#[test]
+fn nodes_of_skypilot_start_a_keeper_each() {
+    let job = yaml("skypilot-recovery.yaml");
+    let node = [
+        ("SKYPILOT_NODE_IPS", "10.0.0.1\n10.0.0.2"),
+        ("SKYPILOT_NODE_RANK", "1"),
+        ("SKYPILOT_NUM_GPUS_PER_NODE", "8"),
+        ("OTTAVA_SECRET", "0123456789abcdef0123456789abcdef"),
+    ];
+    let found = lines("sh", &["-c", at(&job, "run").as_str().unwrap()], &node);
+    let arguments = "train run.toml --gpus 8 --resume=auto --set output_dir=/runs/ottava";
+    assert_eq!(found, expected_keepers(1..2, 2, "10.0.0.1:29400", arguments));
 }
 
 fn yaml(name: &str) -> Yaml {

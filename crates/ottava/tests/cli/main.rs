@@ -27,6 +27,7 @@ mod preferences;
 mod rank_faults;
 mod ranks;
 mod recovery;
+mod recovery_hosts;
 mod runs;
 mod samples;
 mod serve;

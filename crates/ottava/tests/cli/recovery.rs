@@ -28,26 +28,26 @@ const RECOVERY: [&str; 3] = ["recovery.snapshot_steps=3", "recovery.silence_time
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Returns the arguments of a run with `ranks` on each host and these `settings`.
-fn arguments(ranks: &str, settings: &[&str], more: &[&str]) -> Vec<String> {
+pub fn arguments(ranks: &str, settings: &[&str], more: &[&str]) -> Vec<String> {
     let settings = SETTINGS.iter().chain(settings).flat_map(|setting| ["--set", setting]);
     let arguments: Vec<&str> = settings.chain(["--ranks", ranks]).chain(more.iter().copied()).collect();
     train(&arguments).into_iter().map(String::from).collect()
 }
 
 /// Returns the arguments of a job in `run` that recovers.
-fn job(run: &Run, ranks: &str, more: &[&str]) -> Vec<String> {
+pub fn job(run: &Run, ranks: &str, more: &[&str]) -> Vec<String> {
     let memory = format!("recovery.memory_dir={}", run.path("memory").display());
     arguments(ranks, &[&RECOVERY[..], &[&memory]].concat(), more)
 }
 
-fn spawn(run: &Run, arguments: &[String], variables: &[(&str, String)]) -> Child {
+pub fn spawn(run: &Run, arguments: &[String], variables: &[(&str, String)]) -> Child {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let errors = fs::File::options().create(true).append(true).open(run.path("errors")).unwrap();
     run.command(&arguments).envs(variables.iter().cloned()).stdout(Stdio::null()).stderr(errors).spawn().unwrap()
 }
 
 /// Returns what a job of `ranks` ranks leaves if nothing disturbs it: its metrics, and the hashes of its last checkpoint.
-fn undisturbed(ranks: &'static str) -> &'static (Vec<Value>, Value) {
+pub fn undisturbed(ranks: &'static str) -> &'static (Vec<Value>, Value) {
     static TWO: OnceLock<(Vec<Value>, Value)> = OnceLock::new();
     static THREE: OnceLock<(Vec<Value>, Value)> = OnceLock::new();
     let of = if ranks == "2" { &TWO } else { &THREE };
@@ -60,7 +60,7 @@ fn undisturbed(ranks: &'static str) -> &'static (Vec<Value>, Value) {
 }
 
 /// Returns the SHA-256 of the files of a checkpoint, without logs, which have times.
-fn checkpoint_hashes(checkpoint: &Path) -> Value {
+pub fn checkpoint_hashes(checkpoint: &Path) -> Value {
     let manifest = fs::read_to_string(checkpoint.join("manifest.json")).unwrap();
     let mut files = serde_json::from_str::<Value>(&manifest).unwrap()["files"].take();
     files.as_object_mut().unwrap().retain(|name, _| !name.ends_with(".jsonl"));
@@ -68,23 +68,23 @@ fn checkpoint_hashes(checkpoint: &Path) -> Value {
 }
 
 /// Expects that the job in `run` left what an undisturbed job of `ranks` ranks leaves.
-fn expect_bits(run: &Run, ranks: &'static str) {
+pub fn expect_bits(run: &Run, ranks: &'static str) {
     let (metrics, hashes) = undisturbed(ranks);
     assert_eq!(&log(&run.path("run"), "metrics.jsonl"), metrics, "{}", errors(run));
     assert_eq!(&checkpoint_hashes(&run.path("run/checkpoints/checkpoint-60")), hashes, "{}", errors(run));
 }
 
-fn errors(run: &Run) -> String {
+pub fn errors(run: &Run) -> String {
     fs::read_to_string(run.path("errors")).unwrap_or_default()
 }
 
 /// Returns the last step of the metrics.
-fn step(run: &Run) -> u64 {
+pub fn step(run: &Run) -> u64 {
     let last = log(&run.path("run"), "metrics.jsonl").pop();
     last.and_then(|line| line["step"].as_u64()).unwrap_or(0)
 }
 
-fn wait_until(run: &Run, what: &str, mut is_true: impl FnMut() -> bool) {
+pub fn wait_until(run: &Run, what: &str, mut is_true: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_true() {
         assert!(begin.elapsed() < LIMIT, "{what} does not happen: {}", errors(run));
@@ -93,13 +93,13 @@ fn wait_until(run: &Run, what: &str, mut is_true: impl FnMut() -> bool) {
 }
 
 /// Waits for the end of a process, and returns its code.
-fn code(run: &Run, child: &mut Child) -> Option<i32> {
+pub fn code(run: &Run, child: &mut Child) -> Option<i32> {
     wait_until(run, "the end", || child.try_wait().unwrap().is_some());
     child.wait().unwrap().code()
 }
 
 /// Waits until the job has trained `steps` further steps, in at most the steps of the drill.
-fn train_further(run: &Run, steps: u64) {
+pub fn train_further(run: &Run, steps: u64) {
     let target = step(run) + steps;
     wait_until(run, "progress", || step(run) >= target);
 }
@@ -146,7 +146,7 @@ fn files(run: &Run) -> Vec<PathBuf> {
 }
 
 /// Returns the memory folder of `host`, after it has `count` complete snapshots.
-fn memory_of(run: &Run, host: u32, count: usize) -> PathBuf {
+pub fn memory_of(run: &Run, host: u32, count: usize) -> PathBuf {
     let name = format!("host-{host}");
     let mut found = None;
     wait_until(run, "a snapshot", || {
@@ -224,41 +224,56 @@ fn a_job_that_starts_again_takes_the_snapshots_that_are_left_in_memory() {
     expect_bits(&run, "2");
 }
 
+/// Returns a port that no process uses.
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 /// The keepers of a job on several hosts, which are emulated on this machine.
-struct Hosts {
-    run: Run,
-    port: u16,
+pub struct Hosts {
+    pub run: Run,
+    pub port: u16,
     arguments: Vec<String>,
-    keepers: Vec<Child>,
+    pub keepers: Vec<Child>,
 }
 
 impl Hosts {
     /// Starts `count` hosts with a rank each. `spares` of them are spare hosts.
-    fn start(count: usize, spares: usize, more: &[&str]) -> Hosts {
-        let run = Run::new();
-        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let spares = format!("recovery.spares={spares}");
-        let arguments = job(&run, "1", &[&["--set", &spares], more].concat());
-        let mut hosts = Hosts { run, port, arguments, keepers: Vec::new() };
+    pub fn start(count: usize, spares: usize, more: &[&str]) -> Hosts {
+        let mut hosts = Hosts::new(spares, more);
         hosts.keepers = (0..count).map(|host| hosts.keeper(host, count)).collect();
         hosts
     }
 
+    /// Returns a job whose hosts have not started.
+    pub fn new(spares: usize, more: &[&str]) -> Hosts {
+        let run = Run::new();
+        let port = free_port();
+        let spares = format!("recovery.spares={spares}");
+        let arguments = job(&run, "1", &[&["--set", &spares], more].concat());
+        Hosts { run, port, arguments, keepers: Vec::new() }
+    }
+
     /// Starts the keeper of `host`, as torchrun does on one of `count` hosts.
-    fn keeper(&self, host: usize, count: usize) -> Child {
+    pub fn keeper(&self, host: usize, count: usize) -> Child {
+        self.keeper_by(host, count, self.port)
+    }
+
+    /// Starts the keeper of `host`, which reaches host 0 at `port`.
+    pub fn keeper_by(&self, host: usize, count: usize, port: u16) -> Child {
         let variables = [
             ("RANK", host.to_string()),
             ("WORLD_SIZE", count.to_string()),
             ("MASTER_ADDR", "127.0.0.1".into()),
             // torchrun itself listens at the port before this port.
-            ("MASTER_PORT", (self.port - 1).to_string()),
+            ("MASTER_PORT", (port - 1).to_string()),
             ("OTTAVA_SECRET", "secret".into()),
         ];
         spawn(&self.run, &self.arguments, &variables)
     }
 
     /// Kills the keeper of a host, after which its ranks end.
-    fn lose(&mut self, host: usize) {
+    pub fn lose(&mut self, host: usize) {
         let ranks = children(&self.keepers[host]);
         self.keepers[host].kill().unwrap();
         self.keepers[host].wait().unwrap();
@@ -266,12 +281,12 @@ impl Hosts {
     }
 
     /// Waits until all hosts of `places` have a snapshot, and the copy of another one.
-    fn wait_for_copies(&self, places: u32) {
+    pub fn wait_for_copies(&self, places: u32) {
         (0..places).for_each(|host| drop(memory_of(&self.run, host, 2)));
     }
 
     /// Expects that all hosts except `lost` end with `expected`.
-    fn expect_end(&mut self, lost: &[usize], expected: i32) {
+    pub fn expect_end(&mut self, lost: &[usize], expected: i32) {
         for (host, keeper) in self.keepers.iter_mut().enumerate().filter(|(host, _)| !lost.contains(host)) {
             assert_eq!(code(&self.run, keeper), Some(expected), "host {host}: {}", errors(&self.run));
         }
@@ -331,7 +346,7 @@ fn a_lost_host_comes_back_as_a_spare_host() {
 }
 
 /// Returns how often a host has joined a hub.
-fn joined(run: &Run, host: u32) -> usize {
+pub fn joined(run: &Run, host: u32) -> usize {
     let name = format!("host {host} (");
     errors(run).lines().filter(|line| line.contains(&name) && line.ends_with("has joined")).count()
 }

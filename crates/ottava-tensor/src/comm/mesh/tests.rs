@@ -122,3 +122,30 @@ fn a_dry_rank_has_the_groups_of_its_place() {
     let Traffic { all_gather, send, .. } = mesh.world().traffic();
     assert_eq!((all_gather.bytes, send.bytes, send.calls), (600, 1600, 2));
 }
+
+#[test]
+fn shard_groups_are_consecutive_ranks_of_data_and_context() {
+    let shape = MeshShape { data: 8, context: 1, tensor: 2, pipeline: 2, expert: 2 };
+    let mesh = |rank, size| Mesh::new(Group::dry(rank, 32), shape).unwrap().with_shards(size).unwrap();
+    // Rank 21 has place 2 of data x context, tensor 1 and stage 1.
+    let hierarchical = mesh(21, 4);
+    assert_eq!(hierarchical.shard_group(false).ranks(), [17, 19, 21, 23]);
+    assert_eq!(hierarchical.shard_group(true).ranks(), [17, 21], "the ranks with the same experts");
+    assert_eq!(hierarchical.slice_replicas().ranks(), [21, 29]);
+    assert_eq!((hierarchical.shard_group(false).rank(), hierarchical.slice_replicas().rank()), (2, 0));
+    let flat = mesh(21, 8);
+    assert_eq!(flat.shard_group(false).ranks(), flat.group(&[Axis::Data]).ranks());
+    assert_eq!(flat.shard_group(true).ranks(), flat.expert_replicas().ranks());
+    assert_eq!(flat.slice_replicas().size(), 1);
+    // Experts of an expert axis that fills a shard group are not divided.
+    assert_eq!(
+        (mesh(21, 2).shard_group(true).size(), mesh(21, 2).slice_replicas().ranks()),
+        (1, &[17, 21, 25, 29][..])
+    );
+    let without = Mesh::new(Group::dry(21, 32), MeshShape { expert: 1, ..shape }).unwrap().with_shards(4).unwrap();
+    assert_eq!(without.shard_group(true).ranks(), without.shard_group(false).ranks());
+    let error = |size| shape.check_shards(size).unwrap_err().to_string();
+    assert!(error(3).ends_with("shard groups have 3 ranks, and data x context has 8; choose a divisor of 8"));
+    assert!(error(1).ends_with("shard groups have 1 ranks, and the expert axis has 2; choose a multiple of 2"));
+    assert!(shape.check_shards(0).is_err());
+}

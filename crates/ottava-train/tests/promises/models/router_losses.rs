@@ -106,6 +106,7 @@ fn step(case: &Case, [data, context, tensor]: [usize; 3], expert: usize) -> (f64
         data,
         zero: Zero::Nothing,
         sent: SentActivations::default(),
+        shard: 0,
         gathers_values: false,
         rows: [batches[0].rows, TOKENS],
         muon: false,

@@ -195,9 +195,23 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let schedule = Schedule::of_one_rank(1);
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
     let (data, rows, gathers_values, sent, muon) = (1, [8, 16], false, SentActivations::Auto, false);
-    let (context, expert, tensor) = (1, 1, 1);
-    let one =
-        Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, muon, rows };
+    let (context, expert, tensor, shard) = (1, 1, 1, 0);
+    let one = Mesh {
+        sizes,
+        recipe,
+        memory,
+        schedule,
+        context,
+        expert,
+        tensor,
+        data,
+        zero,
+        shard,
+        gathers_values,
+        sent,
+        muon,
+        rows,
+    };
     let pipeline = Schedule { kind: ScheduleKind::default(), ranks: 2, stages: 1, micro_batches: 2 };
     let expected = train_on(&one, Group::solo());
     let with = |schedule, data, zero, rows| Mesh { schedule, data, zero, rows: [rows, 16], ..one.clone() };

@@ -151,9 +151,23 @@ fn ranks_have_the_losses_of_one_rank() {
     let schedule = Schedule::of_one_rank(1);
     let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
     let (data, rows, gathers_values, sent, muon) = (1, [12, 16], false, SentActivations::Auto, false);
-    let (context, expert, tensor) = (1, 1, 1);
-    let one =
-        Mesh { sizes, recipe, memory, schedule, context, expert, tensor, data, zero, gathers_values, sent, muon, rows };
+    let (context, expert, tensor, shard) = (1, 1, 1, 0);
+    let one = Mesh {
+        sizes,
+        recipe,
+        memory,
+        schedule,
+        context,
+        expert,
+        tensor,
+        data,
+        zero,
+        shard,
+        gathers_values,
+        sent,
+        muon,
+        rows,
+    };
     let expected = train_on(&one, Group::solo());
     for (name, mesh) in [
         ("2 ranks", Mesh { data: 2, rows: [6, 16], ..one.clone() }),

@@ -217,6 +217,7 @@ fn micro_batches_and_ranks_change_only_the_order_of_sums() {
         tensor,
         data,
         zero,
+        shard: 0,
         gathers_values,
         sent,
         rows,

@@ -32,6 +32,8 @@ pub struct Mesh {
     pub tensor: usize,
     pub data: usize,
     pub zero: Zero,
+    /// The number of ranks that divide slices; 0 means all ranks of data x context.
+    pub shard: usize,
     /// How ranks send activations.
     pub sent: SentActivations,
     /// Whether ranks with slices of weights gather values although products read codes.
@@ -60,7 +62,8 @@ impl Mesh {
     pub fn join(&self, comm: Group) -> Rc<Ranks> {
         let Mesh { context, expert, tensor, data, schedule, .. } = *self;
         let shape = MeshShape { context, expert, tensor, pipeline: schedule.ranks, ..MeshShape::of_data(data) };
-        Rc::new(Ranks::new(comm, shape, &Device::Cpu).unwrap().sending(self.sent))
+        let ranks = Ranks::new(comm, shape, &Device::Cpu).unwrap().sending(self.sent);
+        Rc::new(ranks.with_shard_groups(self.shard).unwrap())
     }
 
     /// Returns the layers of the stages of a rank of the pipeline.

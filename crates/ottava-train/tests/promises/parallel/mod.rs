@@ -4,6 +4,7 @@ pub mod context;
 pub mod divided;
 pub mod expert_ranks;
 pub mod expert_tensor;
+pub mod hierarchical;
 pub mod latent_ranks;
 pub mod mesh;
 pub mod offloaded_ranks;

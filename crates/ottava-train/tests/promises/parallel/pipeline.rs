@@ -45,6 +45,7 @@ impl Setup {
                 tensor: 1,
                 data: 1,
                 zero,
+                shard: 0,
                 gathers_values: false,
                 sent: SentActivations::Auto,
                 rows,

@@ -67,6 +67,7 @@ pub fn alone(family: &str, width: usize, storage: Storage) -> Mesh {
         tensor: 1,
         data: 1,
         zero: Zero::Nothing,
+        shard: 0,
         gathers_values: false,
         sent: SentActivations::Auto,
         rows: [1, 64],
@@ -92,7 +93,9 @@ fn meshes(alone: &Mesh) -> Vec<Mesh> {
         ([2, 2, 2], Zero::OptimizerStates),
         ([4, 1, 1], Zero::Gradients),
     ];
-    shapes.map(|(shape, zero)| on(alone, shape, zero)).to_vec()
+    let mut meshes = shapes.map(|(shape, zero)| on(alone, shape, zero)).to_vec();
+    meshes.push(Mesh { shard: 2, ..on(alone, [4, 1, 1], Zero::Weights) });
+    meshes
 }
 
 /// Returns meshes for mixtures: data, pipeline, context and tensor, experts, and the stage of ZeRO.
@@ -113,7 +116,10 @@ fn expert_meshes(alone: &Mesh) -> Vec<Mesh> {
         context,
         ..on(alone, [data, pipeline, tensor], zero)
     };
-    shapes.map(mesh).to_vec()
+    let mut meshes = shapes.map(mesh).to_vec();
+    // The ranks of a shard group have different experts.
+    meshes.push(Mesh { shard: 2, ..mesh(([4, 1, 1, 1], 2, Zero::OptimizerStates)) });
+    meshes
 }
 
 fn step(own: &mut MeshRank, mesh: &Mesh, number: usize) {

@@ -38,6 +38,7 @@ fn mesh(recipe: &Recipe) -> Mesh {
         tensor: 1,
         data: 1,
         zero,
+        shard: 0,
         gathers_values,
         sent: SentActivations::Auto,
         rows: ROWS,

@@ -142,6 +142,8 @@ struct Setting {
     recipe: RecipeName,
     storage: Storage,
     zero: Zero,
+    /// The number of ranks that divide slices; 0 means all.
+    shard: usize,
 }
 
 impl Rank {
@@ -156,7 +158,7 @@ impl Rank {
         let purpose = Purpose::Train(MemoryPolicy { formats, weight_codes, ..MemoryPolicy::FULL });
         let mut model = Decoder::unloaded(sizes, &recipe, &device, purpose, TOKENS).unwrap();
         let shape = MeshShape::of_data(comm.size());
-        let ranks = Rc::new(Ranks::new(comm, shape, &device).unwrap());
+        let ranks = Rc::new(Ranks::new(comm, shape, &device).unwrap().with_shard_groups(setting.shard).unwrap());
         let partition = Partition::new(&mut model, ranks.clone(), setting.zero, ReduceFormat::Stored, false).unwrap();
         partition.load(&mut model, source).unwrap();
         let optimizer = settings(setting.name).new_optimizer(&model.parameters()).unwrap();
@@ -215,8 +217,13 @@ fn updated(setting: Setting, ranks: usize) -> Vec<(String, Vec<f64>)> {
 #[test]
 fn bits_do_not_depend_on_ranks() {
     let start = {
-        let setting =
-            Setting { name: muon(), recipe: RecipeName::Bf16, storage: Storage::Float32, zero: Zero::Nothing };
+        let setting = Setting {
+            name: muon(),
+            recipe: RecipeName::Bf16,
+            storage: Storage::Float32,
+            zero: Zero::Nothing,
+            shard: 0,
+        };
         on_ranks(1, move |comm| Rank::new(&tiny_llama(), setting, comm, &mut Seeded { std: 0.1 }).end()).remove(0)
     };
     for name in [muon(), lion()] {
@@ -227,14 +234,15 @@ fn bits_do_not_depend_on_ranks() {
             (RecipeName::Fp8Block, Storage::MsampO3),
             (RecipeName::Fp8Current, Storage::Bfloat16),
         ] {
-            let setting = Setting { name, recipe, storage, zero: Zero::Nothing };
+            let setting = Setting { name, recipe, storage, zero: Zero::Nothing, shard: 0 };
             let alone = updated(setting, 1);
             for ((name, before), (_, after)) in start.iter().zip(&alone) {
                 assert!(before != after, "{name} was not updated");
             }
             for zero in Zero::ALL {
-                for ranks in [2, 3] {
-                    let equal = updated(Setting { zero, ..setting }, ranks) == alone;
+                // The last four ranks are two shard groups.
+                for (ranks, shard) in [(2, 0), (3, 0), (4, if zero == Zero::Nothing { 0 } else { 2 })] {
+                    let equal = updated(Setting { zero, shard, ..setting }, ranks) == alone;
                     assert!(equal, "{name:?}, {}, {}, {zero:?}, {ranks} ranks", recipe.as_str(), storage.as_str());
                 }
             }
@@ -256,7 +264,7 @@ fn a_checkpoint_resumes_on_other_ranks() {
         let inputs = folder.path().to_path_buf();
         let template = |inputs: &Path| FolderTemplate::read(inputs, inputs, &[0]).unwrap();
         let sizes = decoder_config(&template(&inputs).config).unwrap();
-        let setting = Setting { name, recipe: RecipeName::Fp8Delayed, storage, zero: Zero::Weights };
+        let setting = Setting { name, recipe: RecipeName::Fp8Delayed, storage, zero: Zero::Weights, shard: 0 };
         let its_sizes = sizes.clone();
         let expected = on_ranks(2, move |comm| {
             let mut rank = Rank::new(&its_sizes, setting, comm, &mut Seeded { std: 0.1 });

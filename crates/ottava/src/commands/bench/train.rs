@@ -64,7 +64,8 @@ impl Train {
         let Job { processes, local, comm } = Role::find(ranks)?.join(&config, None)?;
         let device = crate::device::open_of_rank(choice, &local)?;
         let shape = config.parallel.mesh(comm.size())?;
-        let ranks = Rc::new(Ranks::new(comm, shape, &device)?.sending(config.parallel.communication.activation_dtype));
+        let ranks = Ranks::new(comm, shape, &device)?.sending(config.parallel.communication.activation_dtype);
+        let ranks = Rc::new(ranks.with_shard_groups(config.parallel.zero_shard_size)?);
         let bench = TrainBench {
             model: self.model,
             layers: self.layers,

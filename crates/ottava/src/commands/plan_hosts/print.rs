@@ -1,7 +1,7 @@
 //! Prints plans of jobs on several hosts.
 
 use super::super::plan_verdict::duration;
-use super::{DISK, FailureTables, GPUS_PER_HOST, GroupPlan, HostPlan, PublishedRow};
+use super::{DISK, FailureTables, GPUS_PER_HOST, GroupPlan, HostPlan, PublishedRow, ShardPlan};
 use ottava_elastic::simulate::Spread;
 
 impl HostPlan {
@@ -11,6 +11,10 @@ impl HostPlan {
         for GroupPlan { axis, ranks, hosts } in &self.groups {
             let place = if *hosts > 1 { format!("each across {hosts} hosts") } else { "each within a host".into() };
             out!("  {}: groups of {ranks} ranks, {place}", axis.as_str());
+        }
+        if let Some(ShardPlan { ranks, groups, hosts }) = &self.shards {
+            let place = if *hosts > 1 { format!("each across {hosts} hosts") } else { "each within a host".into() };
+            out!("  ZeRO: {groups} groups of {ranks} ranks, {place}");
         }
         out!("  a GPU sends {:.2} GB a step within its host", self.host_link_bytes / 1e9);
         out!("  a GPU sends {:.2} GB a step to other hosts", self.network_bytes / 1e9);
