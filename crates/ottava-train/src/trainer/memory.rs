@@ -21,6 +21,8 @@ pub(super) struct MemorySnapshots {
     folder: PathBuf,
     /// Whether the folder had no memory for the list of a snapshot.
     is_full: bool,
+    /// Whether a snapshot was left out.
+    has_left_out: bool,
 }
 
 /// What a rank tells the others at the end of a step: the state of its snapshot in progress, and whether its host has room for the next one.
@@ -41,7 +43,7 @@ impl MemorySnapshots {
             let [bytes, ..] = Contents::new(model, &mut **optimizer, step.partition())?.0.snapshot_bytes();
             saver.write_behind(&environment.device, bytes)?;
         }
-        Ok(MemorySnapshots { saver, keeper, folder, is_full: false })
+        Ok(MemorySnapshots { saver, keeper, folder, is_full: false, has_left_out: false })
     }
 
     /// Tells the keeper of this host that all ranks have loaded their state.
@@ -82,6 +84,16 @@ impl MemorySnapshots {
     pub(super) fn advance(&mut self, ranks: &Ranks, states: impl Iterator<Item = f64>) -> Result<()> {
         let advanced = self.saver.advance(ranks, states);
         self.hand_over(advanced)
+    }
+
+    /// Leaves out the snapshot of `step`, because not all hosts have room. Warns the first time, on the leading rank.
+    pub(super) fn leave_out(&mut self, step: u64, ranks: &Ranks) {
+        if !std::mem::replace(&mut self.has_left_out, true) && ranks.leads() {
+            tracing::warn!(
+                "step {step}: this snapshot in memory is left out, because a host still writes or copies an earlier one; a loss costs more than \
+                 `recovery.snapshot_steps` steps where this happens, so raise it until snapshots are done in time"
+            );
+        }
     }
 
     /// Begins a snapshot of `run` at `progress`. On the leading rank, `files` are flushed before, since a resumed run continues them.

@@ -183,7 +183,11 @@ impl Trainer {
         let Some(memory) = &mut self.outputs.memory else { return Ok(()) };
         memory.advance(&self.environment.ranks, told.clone().map(|[state, _]| state))?;
         let step = self.progress.step;
-        if !self.environment.config.recovery.is_due(step) || told.into_iter().any(|[_, room]| room == 0.0) {
+        if !self.environment.config.recovery.is_due(step) {
+            return Ok(());
+        }
+        if told.into_iter().any(|[_, room]| room == 0.0) {
+            memory.leave_out(step, &self.environment.ranks);
             return Ok(());
         }
         self.note_position(self.rows.state())?;
