@@ -90,8 +90,8 @@ impl MemorySnapshots {
     pub(super) fn leave_out(&mut self, step: u64, ranks: &Ranks) {
         if !std::mem::replace(&mut self.has_left_out, true) && ranks.leads() {
             tracing::warn!(
-                "step {step}: this snapshot in memory is left out, because a host still writes or copies an earlier one; a loss costs more than \
-                 `recovery.snapshot_steps` steps where this happens, so raise it until snapshots are done in time"
+                "step {step}: this snapshot in memory is left out, because a host still writes or copies an earlier one, or has no memory; a loss costs more than \
+                 `recovery.snapshot_steps` steps where this happens"
             );
         }
     }
