@@ -40,7 +40,7 @@ verdict() {
 arguments() {
     train=(train configs/quickstart.toml --device cuda --set "output_dir=$work/$1" --set "cache_dir=$work/tokens" --set val_set_size=50
         --set eval_steps=end --set 'prompts=[]' --set warmup_steps=10 --set lr_scheduler.type=constant --set global_batch_size=32
-        --set parallel.zero=1 --set "max_steps=$steps" "${settings[@]}")
+        --set parallel.zero=1 --set precision.deterministic=true --set "max_steps=$steps" "${settings[@]}")
     recovery=(--set recovery.snapshot_steps="${SNAPSHOT_STEPS:-5}" --set "recovery.memory_dir=$memory" --set recovery.silence_timeout=5
         --set recovery.host_timeout=60)
 }

@@ -192,9 +192,10 @@ pub struct Precision {
     /// Smooth-SwiGLU, for "fp8-delayed" and "fp8-current": scale each input channel of down_proj by a power of two before the cast, and the
     /// weight by its inverse. An outlier in one channel then costs the other channels no precision.
     pub smooth_swiglu: bool,
-    /// Sum attention's gradient on a GPU in a fixed order, so that each run has the same bits. Without this setting, only sequences that
+    /// On a GPU, give each run the same bits. Attention's gradient is summed in a fixed order; without this setting, only sequences that
     /// fit a tile of the library's kernel (64 to 128 tokens) have the same bits in each run. The fixed order takes scratch memory of two
-    /// bytes per score, and is slower beyond 1,024 tokens.
+    /// bytes per score, and is slower beyond 1,024 tokens. Products use algorithms that no timing has chosen, which are slower for shapes
+    /// that this program does not know.
     pub deterministic: bool,
     /// Compute forward on a GPU so that the result of a token does not depend on the other tokens of a batch, with the order of sums of
     /// `--batch-invariant` in inference. Log-probabilities of a step then have the bits that the same weights give in decoding, so ratios of

@@ -55,6 +55,10 @@ impl Run {
     ) -> Result<Run> {
         let _scope = device.scope("build");
         let run = &config.run;
+        if let (Device::Cuda(gpu), true) = (device, run.precision.deterministic) {
+            // Algorithms that were chosen by timing, in this process or an earlier one, may differ between runs, and between the hosts of a run.
+            gpu.skip_gemm_timing();
+        }
         let (t, seq_len) = (&run.training, run.data.max_length);
         let (recipe, purpose) = (run.recipe_on(device), config.purpose());
         let schedule = run.parallel.schedule(t.gradient_accumulation_steps)?;

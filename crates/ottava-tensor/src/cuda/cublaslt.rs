@@ -80,7 +80,8 @@ impl Gemms {
         Ok(Gemms { library, workspace, plans: HashMap::new(), choices, spared: 0, timed: true })
     }
 
-    /// Uses the library's first working proposal from now on, without timing, and stores no choice.
+    /// From now on, uses the choices that this program contains, and for other products the library's first working proposal, without timing. Reads and
+    /// stores no choice on disk.
     pub(super) fn skip_timing(&mut self) {
         self.timed = false;
     }
@@ -130,7 +131,7 @@ impl Gemms {
         }
         plan.set_scales(&self.library, pointers)?;
         let key = Choices::key(spec, alignment, self.spared);
-        if let Some(algorithm) = self.choices.get(&key)
+        if let Some(algorithm) = self.choices.get(&key, self.timed)
             && plan.accepts(&self.library, &algorithm)
         {
             plan.algorithm = algorithm;

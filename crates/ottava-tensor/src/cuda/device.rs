@@ -177,8 +177,8 @@ impl CudaDevice {
         gpu.background.start(std::iter::once(plan).chain(compile).collect());
     }
 
-    /// Makes matrix products use the library's first working proposal instead of timing the proposals. Tests call it, so that each run chooses the
-    /// same algorithms. It does nothing in a dry run.
+    /// Makes matrix products use the algorithms that this program contains for known shapes, and else the library's first working proposal, instead of timing
+    /// the proposals. So each process with the same library chooses the same algorithms on GPUs of one model. It does nothing in a dry run.
     pub fn skip_gemm_timing(&self) {
         if let Some(gpu) = self.gpu() {
             lock(&gpu.gemms).skip_timing();

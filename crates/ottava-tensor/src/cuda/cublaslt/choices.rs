@@ -56,8 +56,11 @@ impl Choices {
         format!("{spec:?} aligned to {alignment}{beside}")
     }
 
-    pub(super) fn get(&self, key: &str) -> Option<Algorithm> {
-        let text = self.known.get(key).or_else(|| self.measured.get(key))?;
+    /// Returns the choice of the product `key`: with `timed`, the choice of the file or else of the program, and without, the choice of the program,
+    /// which is the same on every machine.
+    pub(super) fn get(&self, key: &str, timed: bool) -> Option<Algorithm> {
+        let known = if timed { self.known.get(key) } else { None };
+        let text = known.or_else(|| self.measured.get(key))?;
         let words = text.as_bytes().as_chunks::<16>();
         let mut algorithm = Algorithm::NONE;
         if words.0.len() != algorithm.0.len() || !words.1.is_empty() {
@@ -105,11 +108,12 @@ mod tests {
             known: Choices::read(&file),
             ..Choices { file: file.clone(), known: Table::new(), measured: Table::new() }
         };
-        assert_eq!(again.get("spec").map(|found| found.0), Some(algorithm.0));
-        assert!(again.get("another").is_none());
+        assert_eq!(again.get("spec", true).map(|found| found.0), Some(algorithm.0));
+        assert!(again.get("spec", false).is_none(), "the choice of another run");
+        assert!(again.get("another", true).is_none());
         for damage in ["", "0123", "g123456789abcdef"] {
             again.known.insert("spec".to_string(), damage.to_string());
-            assert!(again.get("spec").is_none(), "{damage:?}");
+            assert!(again.get("spec", true).is_none(), "{damage:?}");
         }
         std::fs::write(&file, "{\"spec\": 3").expect("a file");
         assert!(Choices::read(&file).is_empty());
@@ -128,10 +132,12 @@ mod tests {
         let unscaled = GemmSpec::contiguous([256, 4096, 14_336], DType::E4M3, DType::E4M3, DType::F32);
         let unscaled = GemmSpec { fast_accumulation: true, ..unscaled };
         for spec in [bf16, fp8, wgrad, unscaled] {
-            assert!(choices.get(&Choices::key(&spec, 256, 0)).is_some(), "{spec:?}");
+            for timed in [false, true] {
+                assert!(choices.get(&Choices::key(&spec, 256, 0), timed).is_some(), "{spec:?}");
+            }
         }
         let other = GemmSpec { m: 8193, ..bf16 };
-        assert!(choices.get(&Choices::key(&other, 256, 0)).is_none());
+        assert!(choices.get(&Choices::key(&other, 256, 0), true).is_none());
         assert!(measured("another GPU").is_empty());
     }
 }
