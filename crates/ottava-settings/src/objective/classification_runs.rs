@@ -1,8 +1,8 @@
 //! What a classifier asks of the other settings of a run, and what its model folder says.
 
 use super::classification::ProblemType;
-use crate::RunConfig;
 use crate::demands::Problems;
+use crate::{RunConfig, WeightInit};
 use ottava_common::error::{Error, Result};
 use ottava_models::{ConfigFile, Labels, labels_of};
 use std::collections::BTreeSet;
@@ -52,6 +52,9 @@ impl RunConfig {
             }
             (own, _) => own,
         };
+        if let Some(labels) = known.as_ref().filter(|_| self.model.init == WeightInit::Pretrained) {
+            expect_order(&c.label_names, &labels.names)?;
+        }
         if c.label_names.is_empty() {
             c.label_names = known.as_ref().map_or_else(|| Labels::numbered(count).names, |labels| labels.names.clone());
         }
@@ -61,4 +64,17 @@ impl RunConfig {
         let problems = self.classification_problems();
         if problems.is_empty() { Ok(()) } else { Err(Error::Config(problems.join("\n"))) }
     }
+}
+
+/// Errors if `own` are the labels `of_folder` in another order, since the rows of the head have the order of the folder.
+fn expect_order(own: &[String], of_folder: &[String]) -> Result<()> {
+    let set = |names: &[String]| names.iter().cloned().collect::<BTreeSet<_>>();
+    if own == of_folder || set(own) != set(of_folder) {
+        return Ok(());
+    }
+    Err(Error::Config(format!(
+        "`classification.label_names` has the labels of the model's folder in another order, and the head of the folder keeps its order: {}; write them in \
+         this order, or leave `label_names` out",
+        of_folder.join(", ")
+    )))
 }
