@@ -108,8 +108,11 @@ fn a_run_goes_on_with_other_ranks_and_another_division() {
     go("8", "4", "2", &["--resume", "--set", "offload_parameters=1", "--set", "eval_steps=1"]);
     let prompts = ["--resume", "--set", "offload_parameters=1", "--set", "generation.prompts=[\"a\"]"];
     go("10", "2", "3", &prompts);
-    go("11", "1", "0", &["--resume"]);
-    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=11).collect::<Vec<_>>());
+    // Two shard groups, and then all ranks.
+    go("11", "4", "3", &["--resume", "--set", "parallel.zero_shard_size=2"]);
+    go("12", "4", "3", &["--resume"]);
+    go("13", "1", "0", &["--resume"]);
+    assert_eq!(steps(&run.path("run/metrics.jsonl")), (0..=13).collect::<Vec<_>>());
 }
 
 /// Scales of whole matrices are written once, by the rank with the first element, and every division can read them.
