@@ -24,7 +24,7 @@ const MAX_CARD: u64 = 1 << 20;
 
 /// Sees the progress of downloads and uploads.
 pub trait Watch {
-    /// `done` of `total` bytes of `what` are transferred. The last call has equal numbers.
+    /// `done` of `total` bytes of `what` are transferred. Only the last call for these bytes has equal numbers.
     fn at(&mut self, what: &str, done: u64, total: u64);
 }
 
@@ -166,7 +166,7 @@ impl Hub {
                     cached.set_commit(id.revision(), &commit)?;
                     commit
                 }
-                Err(Missing::Refused(error)) => return Err(error),
+                Err(Missing::Refused(error)) => return Err(self.or_other_kind(id, error)),
                 Err(Missing::Fault(fault)) => {
                     interrupt::check("asking for a model or data")?;
                     let commit = cached.commit(id.revision()).ok_or_else(|| self.absent(id, &fault.words))?;
@@ -202,6 +202,25 @@ impl Hub {
         }
     }
 
+    /// Adds to the error of `id` that the server has a repository of the other kind with this name, if it has.
+    fn or_other_kind(&self, id: &RepoId, error: Error) -> Error {
+        let (other, name) = (id.of_other_kind(), &id.name);
+        let remedy = match other.kind {
+            Kind::Dataset => format!(
+                "name it where data stand, as in `ottava init MODEL {name}`, or download it with `ottava download --dataset {name}`"
+            ),
+            Kind::Model => format!(
+                "name it where a model stands, as in `ottava init {name} DATA`, or download it with `ottava download {name}`"
+            ),
+        };
+        match (error, self.commit(&other)) {
+            (Error::Config(text), Ok(_)) => {
+                Error::Config(format!("{text}; {} has a {} of this name: {remedy}", self.endpoint, other.kind.words()))
+            }
+            (error, _) => error,
+        }
+    }
+
     /// Downloads the `chosen` files that the cache lacks, and returns the folder of the commit.
     fn fetch(&self, id: &RepoId, opened: &Opened, chosen: &[&Entry], watch: &mut dyn Watch) -> Result<PathBuf> {
         let (cached, commit) = (self.cached(id), &opened.commit);
@@ -223,7 +242,13 @@ impl Hub {
             }
         }
         let blobs: Vec<Blob> = unique.iter().map(|entry| Blob::new(self, id, commit, entry, &written)).collect();
-        download(&blobs, &mut || watch.at(&id.name, written.load(Ordering::Relaxed).min(total), total))?;
+        download(&blobs, &mut || {
+            // The checksums are compared after the last byte has arrived. Only the last call has equal numbers.
+            let done = written.load(Ordering::Relaxed);
+            if done < total {
+                watch.at(&id.name, done, total);
+            }
+        })?;
         watch.at(&id.name, total, total);
         for entry in &missing {
             cached.link(commit, &entry.path, entry.checksum())?;
@@ -236,9 +261,10 @@ impl Hub {
         let (kind, cache) = (id.kind.words(), self.cache.display());
         let flag = if id.kind == Kind::Dataset { "--dataset " } else { "" };
         Error::Config(format!(
-            "{id} is no file or folder here, and the {kind} is not complete in {cache}: {reason}. Run `ottava download {flag}{id}` where there \
-             is a network and copy the folder {} of its cache, or name a local folder",
-            id.folder().display()
+            "the {kind} {id} is not complete in {cache}: {reason}. Run `ottava download {flag}{id}` where there is a network and copy the folder \
+             {} of its cache, or name a local folder{}",
+            id.folder().display(),
+            id.path_hint()
         ))
     }
 }
