@@ -6,6 +6,7 @@ use crate::data::{Choice, choose, choose_copy, is_partial};
 use crate::entry::Entry;
 use crate::files::{is_metadata, weights};
 use crate::{DataId, Kind, RepoId, glob};
+use ottava_common::fs::free_space;
 use ottava_common::threads::in_threads;
 use ottava_common::{Error, Result, interrupt};
 use std::path::PathBuf;
@@ -234,6 +235,13 @@ impl Hub {
                 .absent(id, &format!("{} of its files, such as {example}, are missing, and {reason}", missing.len())));
         }
         let (written, total) = (AtomicU64::new(0), missing.iter().map(|entry| entry.size).sum());
+        // It is no error, because parts of the files may be in the cache already.
+        if let Some(text) = free_space(&self.cache).and_then(|free| shortage(total, free)) {
+            tracing::warn!(
+                "{id}: {text}, the disk of {}: free space, or set HF_HOME to a folder of another disk",
+                self.cache.display()
+            );
+        }
         // Files with equal content are downloaded once.
         let mut unique: Vec<&Entry> = Vec::new();
         for entry in &missing {
@@ -269,6 +277,12 @@ impl Hub {
     }
 }
 
+/// Returns a sentence if files with `total` bytes do not fit a disk with `free` bytes.
+fn shortage(total: u64, free: u64) -> Option<String> {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    (free < total).then(|| format!("the files have {:.2} GiB, and {:.2} GiB are free on", gib(total), gib(free)))
+}
+
 /// Downloads `blobs` with several threads. Calls `look` from this thread meanwhile.
 fn download(blobs: &[Blob], look: &mut dyn FnMut()) -> Result<()> {
     let work = |has_failed: &dyn Fn() -> bool| {
@@ -283,4 +297,16 @@ fn download(blobs: &[Blob], look: &mut dyn FnMut()) -> Result<()> {
         Ok(())
     };
     in_threads(THREADS, "downloading", work, look)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_download_that_does_not_fit_the_disk_is_told_with_both_sizes() {
+        assert_eq!(shortage(1 << 30, 1 << 30), None);
+        let told = shortage(3 << 30, 1 << 29).unwrap();
+        assert!(told.contains("3.00 GiB") && told.contains("0.50 GiB are free"), "{told}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::plan_verdict::size;
 use ottava_common::Error;
+use ottava_common::fs::free_space;
 use ottava_settings::{Interval, RunConfig};
 use std::io::ErrorKind;
 use std::path::Path;
@@ -20,7 +21,7 @@ pub fn shortage(config: &RunConfig, bytes: u64, steps: Option<u64>) -> Option<St
         0 => saves,
         limit => saves.min(limit.saturating_add(1)),
     };
-    let (needed, free) = (bytes.saturating_mul(count), free(&config.output_dir)?);
+    let (needed, free) = (bytes.saturating_mul(count), free_space(&config.output_dir)?);
     let checkpoints = match count {
         1 => format!("a checkpoint takes {}", size(bytes)),
         _ => format!("{count} checkpoints, one of them while it is written, take {}", size(needed)),
@@ -33,13 +34,6 @@ pub fn shortage(config: &RunConfig, bytes: u64, steps: Option<u64>) -> Option<St
             config.output_dir.display()
         )
     })
-}
-
-/// Returns the free bytes of the file system that holds `path`, or will hold it; `None` if the system does not tell.
-fn free(path: &Path) -> Option<u64> {
-    let absolute = std::path::absolute(path).ok()?;
-    let found = rustix::fs::statvfs(absolute.ancestors().find(|folder| folder.exists())?).ok()?;
-    Some(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// Whether this process may write files into `folder`.
@@ -71,7 +65,7 @@ mod tests {
     fn checkpoints_that_do_not_fit_the_disk_are_told_with_both_numbers() {
         let folder = tempfile::tempdir().unwrap();
         let mut config = RunConfig { output_dir: folder.path().join("runs/new"), ..RunConfig::default() };
-        let there = free(&config.output_dir).unwrap();
+        let there = free_space(&config.output_dir).unwrap();
         assert_eq!(shortage(&config, 1, Some(10_000)), None);
         let told = shortage(&config, there * 2, Some(60)).unwrap();
         assert!(told.contains("a checkpoint takes") && told.contains("free on the disk of"), "{told}");

@@ -1,7 +1,7 @@
 //! The options that `eval`, `generate`, `chat` and `serve` share, and loading a model.
 
 use super::lora_modules::{LoraModule, OpenModule};
-use super::newest::with_checkpoint;
+use super::newest::{warn_of_other_base, with_checkpoint};
 use super::sampling_flags::SamplingFlags;
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
@@ -315,9 +315,12 @@ impl Inference {
         ranks: &InferenceRanks,
     ) -> Result<Decoder> {
         verify_model(folder)?;
-        let open = |folder: &Path| {
-            verify_model(folder)?;
-            Ok((AdapterFolder::open(folder)?, RunConfig::saved_in(folder)?))
+        let open = |adapter: &Path| {
+            verify_model(adapter)?;
+            if ranks.leads() {
+                warn_of_other_base(adapter, folder);
+            }
+            Ok((AdapterFolder::open(adapter)?, RunConfig::saved_in(adapter)?))
         };
         let adapter = self.adapter.as_ref().map(|path| with_checkpoint(path, open)).transpose()?;
         let (adapter, of_adapter) = adapter.unzip();

@@ -73,9 +73,9 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Warns about old names of keys, and about settings without effect.
+/// Warns about old names of keys, about settings without effect, and about a learning rate that trains no model.
 pub fn warn_of_settings(config: &RunConfig, old_keys: Option<String>) {
-    for text in old_keys.into_iter().chain(config.without_effect()) {
+    for text in old_keys.into_iter().chain(config.without_effect()).chain(config.optimizer.large_learning_rate()) {
         tracing::warn!("{text}");
     }
 }

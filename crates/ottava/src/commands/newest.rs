@@ -39,6 +39,22 @@ pub fn base_of_adapter(path: &Path) -> Result<Option<PathBuf>> {
     with_checkpoint(path, |folder| is_adapter(folder).then(|| AdapterFolder::base(folder)).transpose())
 }
 
+/// Warns if the adapter in the folder `adapter` was trained on another folder than `model`, if both are on this machine: a merged model, for example, already
+/// has the adapter in its weights.
+pub fn warn_of_other_base(adapter: &Path, model: &Path) {
+    let Ok(base) = AdapterFolder::base(adapter) else { return };
+    let (Ok(trained), Ok(given)) = (base.canonicalize(), model.canonicalize()) else { return };
+    // The base may be the folder of a run, which has the checkpoint.
+    if !given.starts_with(trained) {
+        tracing::warn!(
+            "{}: this adapter was trained on {}, and the model is {}; unless this is a copy of it, the answers are wrong",
+            adapter.display(),
+            base.display(),
+            model.display()
+        );
+    }
+}
+
 /// Like [`with_model`], for a model or an adapter.
 pub fn with_checkpoint<T>(path: &Path, mut read: impl FnMut(&Path) -> Result<T>) -> Result<T> {
     let path = &super::remote::model(path)?;

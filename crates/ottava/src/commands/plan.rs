@@ -234,7 +234,10 @@ impl PlanCommand {
             Device::Cpu | Device::DryCpu(_) => plan.memory.ranks.div_ceil(self.hosts.count()),
         };
         let verdict = Verdict::new(&resolved, &plan, &checked, &device.to_string(), sharing);
-        if let Some(text) = shortage(&resolved.config.run, verdict.checkpoint_bytes, verdict.steps) {
+        // The disk of this machine says nothing about a run on another machine.
+        let is_here = !matches!(&device, Device::Cuda(gpu) if gpu.tracker().is_some());
+        let shortage = shortage(&resolved.config.run, verdict.checkpoint_bytes, verdict.steps);
+        if let Some(text) = shortage.filter(|_| is_here) {
             tracing::warn!("{text}");
         }
         let hosts = self.hosts.plan(&plan, self.step_ms, verdict.tokens)?;

@@ -132,6 +132,12 @@ fn wrong_arguments_of_init_name_the_right_ones() {
     run.fail(&["train", "otter/tiny"], 1, &["`ottava init otter/tiny DATA.jsonl`"]);
     run.fail(&["plan", "run.toml", "--set", "data.split=test"], 1, &["OWNER/NAME?split=NAME"]);
     run.fail(&["plan", "run.toml", "--set", "lora.rank=8"], 1, &["`lora.r` is set"]);
+    // The tips of the parser would contradict the remedy.
+    let output = run.ottava(&["train", "run.toml", "--epochs", "1"]);
+    assert!(
+        said(&output).contains("training.num_train_epochs=1") && !said(&output).contains("-- --epochs"),
+        "{output:?}"
+    );
 }
 
 #[test]
@@ -141,4 +147,21 @@ fn ranks_of_one_machine_fit_its_memory_together() {
     run.succeed(&["plan", "run.toml"]);
     let ranks = ["plan", "run.toml", "--ranks", "16384"];
     run.fail(&ranks, 3, &["do not fit its memory together", "--gpu NAME"]);
+}
+
+#[test]
+fn an_adapter_on_another_model_than_its_base_is_told() {
+    let run = Run::new();
+    run.succeed(&["train", "run.toml"]);
+    let settings = ["lora.r=2", "model.path=run", "init=pretrained", "output_dir=lora"];
+    let settings: Vec<&str> = settings.into_iter().flat_map(|setting| ["--set", setting]).collect();
+    run.succeed(&[&["train", "run.toml"], &settings[..]].concat());
+    run.succeed(&["merge", "run", "lora", "merged"]);
+    let generate = |model: &str| {
+        let args =
+            ["generate", model, "--adapter", "lora", "--prompt", "x", "--max-new-tokens", "1", "--device", "cpu"];
+        messages(&run, &args)
+    };
+    assert!(generate("merged").contains("this adapter was trained on"));
+    assert!(!generate("run").contains("was trained on"), "its own base");
 }
