@@ -6,6 +6,7 @@ usage: check_python.py [BINARY] [TEST]...      (BINARY is the program, by defaul
 
 import ast
 import importlib
+import importlib.metadata
 import json
 import os
 import pickle
@@ -244,6 +245,14 @@ class Runs(Case):
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         program = subprocess.run([sys.executable, "-m", "ottava", "--version"], env=environment, stdout=subprocess.PIPE, check=True)
         self.assertRegex(program.stdout.decode(), r"^ottava \d+\.\d+")
+
+
+class Module(unittest.TestCase):
+    def test_the_version_is_the_version_of_the_wheel(self):
+        with unittest.mock.patch("importlib.metadata.version", return_value="1.2.3"):
+            self.assertEqual(importlib.reload(ottava).__version__, "1.2.3")
+        with unittest.mock.patch("importlib.metadata.version", side_effect=importlib.metadata.PackageNotFoundError):
+            self.assertEqual(importlib.reload(ottava).__version__, "0+unknown")
 
 
 class Examples(unittest.TestCase):
@@ -666,7 +675,7 @@ class Trainers(Case):
 
 def main():
     given = sys.argv[1:]
-    if given and not given[0].startswith(("Runs", "Examples", "Signals", "Arguments", "Trainers", "-")):
+    if given and not given[0].startswith(("Runs", "Module", "Examples", "Signals", "Arguments", "Trainers", "-")):
         os.environ["OTTAVA_BINARY"] = str(Path(given.pop(0)).resolve())
     began = time.monotonic()
     program = unittest.main(argv=[sys.argv[0], *given], exit=False)

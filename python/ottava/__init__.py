@@ -6,6 +6,8 @@
     SFTTrainer("Qwen/Qwen3-0.6B", SFTConfig("runs/sft", max_steps=100), train_dataset="chats.jsonl", peft_config=adapters).train()
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from ._arguments import LoraConfig
 from ._binary import find_binary
 from ._process import OttavaError
@@ -24,6 +26,12 @@ from .trainers import (
     SFTConfig,
     SFTTrainer,
 )
+
+try:
+    __version__ = version("ottava")
+except PackageNotFoundError:
+    # The module of a checkout, without the metadata of a wheel.
+    __version__ = "0+unknown"
 
 __all__ = [
     "DPOConfig",

@@ -144,6 +144,13 @@ pub fn set_aside(fs: &dyn Fs, path: &Path) -> Result<std::path::PathBuf> {
     Ok(aside)
 }
 
+/// Returns the free bytes of the file system that holds `path`, or will hold it if it does not exist yet; `None` if the system does not tell.
+pub fn free_space(path: &Path) -> Option<u64> {
+    let absolute = std::path::absolute(path).ok()?;
+    let found = rustix::fs::statvfs(absolute.ancestors().find(|folder| folder.exists())?).ok()?;
+    Some(found.f_bavail.saturating_mul(found.f_frsize))
+}
+
 /// Returns whether `path` consists of plain names with `/` between them.
 pub fn is_relative_path(path: &str) -> bool {
     path.split('/').all(is_plain_name)

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::content::Content;
 use crate::example_records::TEXT_FIELD;
+use crate::guess::ANSWERED;
 use crate::mapping::Mapping;
 use crate::records::Formatting;
 
@@ -123,18 +124,6 @@ fn check_value(value: &Value) -> Result<(), String> {
     }
 }
 
-/// The names of two columns that public data sets use for a question and its answer.
-const ANSWERED: [(&str, &str); 8] = [
-    ("question", "answer"),
-    ("query", "response"),
-    ("prompt", "response"),
-    ("prompt", "answer"),
-    ("instruction", "response"),
-    ("problem", "solution"),
-    ("input", "output"),
-    ("question", "response"),
-];
-
 /// Returns the message for a record without the text field.
 fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
     let fields: Vec<&str> = fields.collect();
@@ -143,9 +132,9 @@ fn missing<'a>(field: &str, fields: impl Iterator<Item = &'a str>) -> String {
     let remedy = match pair {
         Some((question, answer)) => format!(
             "if `{answer}` answers `{question}`, set data.records.fields = {{ prompt = \"{question}\", completion = \"{answer}\" }}; for a plain text, set \
-             text_field to its name"
+             data.records.text_field to its name"
         ),
-        None => "set text_field to another".into(),
+        None => "set data.records.text_field to another, or `--text-field` of `ottava eval`".into(),
     };
     let prompts = match fields.contains(&"prompt") {
         true => "; for prompts of reinforcement learning, set data.records.formatting = \"prompts\"",

@@ -75,7 +75,8 @@ impl Kind {
             Some(kind) => Ok((kind, compression)),
             None => wrong(
                 "unknown kind of data; name a .txt, .md, .jsonl, .json, .csv or .tsv file, each also as .gz or .zst, a .parquet or .arrow \
-                 file, a .bin with its .idx, a folder, or a pattern such as data/*.jsonl",
+                 file, a .bin with its .idx, a folder, a pattern such as data/*.jsonl, or a data set of the Hugging Face Hub, OWNER/NAME or, for one \
+                 of its splits, OWNER/NAME?split=NAME",
             ),
         }
     }

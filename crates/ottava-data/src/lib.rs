@@ -43,6 +43,7 @@ mod files;
 #[cfg(test)]
 mod formats_tests;
 mod guard;
+mod guess;
 mod join;
 mod json_values;
 mod left_out;
@@ -91,6 +92,7 @@ pub use edges::read_json;
 pub use eval_loader::{EvalLoader, Windows};
 pub use examples::{Example, ExampleLoader, ExampleRows};
 pub use files::expand;
+pub use guess::{Guess, toml_table};
 pub use loader::{Batch, LoaderState, RowShare};
 pub use megatron::write_megatron;
 pub use mixture::{BatchLoader, DataSet, DataState, TrainingData};

@@ -6,6 +6,7 @@ use ottava_jinja::json_text;
 use serde_json::{Map, Value, json};
 
 use crate::chat::Chat;
+use crate::guess::{fields_of_message, toml_table};
 use crate::values::{is_not, list, optional_text, text};
 
 /// Returns the messages in field `key`, without fields that are `null`.
@@ -22,7 +23,7 @@ pub(super) fn messages(record: &Map<String, Value>, key: &str) -> Result<Vec<Val
 /// Converts the fields of a message to the form that templates read.
 pub(super) fn message_of(fields: &Map<String, Value>) -> Result<Value, String> {
     let fields = with_train(present(fields))?;
-    text(&fields, "role")?;
+    text(&fields, "role").map_err(|reason| with_names(reason, &fields))?;
     if let Some((field, known)) = fields.keys().find_map(|field| Some((field, misspelt(field)?))) {
         return Err(format!("`{field}` is no field of a message; did you mean `{known}`?"));
     }
@@ -35,6 +36,18 @@ pub(super) fn message_of(fields: &Map<String, Value>) -> Result<Value, String> {
         Some(other) => return Err(is_not("content", other, "a text")),
     }
     Ok(Value::Object(fields))
+}
+
+/// Adds the fields of a message without a role to the `reason`, and the setting that names them if they can be guessed.
+fn with_names(reason: String, fields: &Map<String, Value>) -> String {
+    let names: Vec<_> = fields.keys().take(8).map(|name| format!("`{name}`")).collect();
+    let remedy = match fields_of_message(fields) {
+        Some(pairs) if !pairs.is_empty() => {
+            format!("; if they are its role and its text, set data.records.fields = {}", toml_table(&pairs))
+        }
+        _ => String::new(),
+    };
+    format!("{reason}; the message has {}{remedy}", if names.is_empty() { "no field".into() } else { names.join(", ") })
 }
 
 /// Returns the fields that are not `null`.

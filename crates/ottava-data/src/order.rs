@@ -85,7 +85,7 @@ impl Split {
         };
         if validation >= documents {
             return Err(Error::Config(format!(
-                "val_set_size keeps {validation} of {documents} documents for validation, which leaves none to train on"
+                "val_set_size keeps {validation} of {documents} documents for validation, which leaves none to train on; set `val_set_size=0`, or add documents"
             )));
         }
         Ok(Split { documents, order: Some(Permutation::new(documents, SPLIT_SEED, 0)), validation, together: 1 })

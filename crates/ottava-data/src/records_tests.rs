@@ -78,7 +78,14 @@ fn wrong_records_say_which_field() {
     for (record, says) in [
         (json!({"messages": []}), "`messages` is an empty list"),
         (json!({"messages": "x"}), "`messages` is not a list"),
-        (json!({"messages": [{"content": "x"}]}), "message 1 of `messages`: field `role` is missing"),
+        (
+            json!({"messages": [{"content": "x"}]}),
+            "message 1 of `messages`: field `role` is missing; the message has `content`",
+        ),
+        (
+            json!({"messages": [{"speaker": "a", "text": "x"}]}),
+            "set data.records.fields = { role = \"speaker\", content = \"text\" }",
+        ),
         (json!({"messages": [{"role": "user"}]}), "message 1 of `messages`: field `content` is missing"),
         (json!({"messages": [{"role": "user", "content": 1}]}), "field `content` is not a text"),
         (

@@ -9,6 +9,7 @@ use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use ottava_files::{Format, Rows};
+use ottava_jinja::json_text;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -234,6 +235,24 @@ pub fn formatting(path: &Path, options: &SourceOptions) -> Result<Formatting> {
             Some(Err(failure)) => return Err(failure.into_error()),
             Some(Ok(_)) => {}
             None => return Ok(Formatting::Text),
+        }
+    }
+}
+
+/// Returns the fields of the first record of `path`, whatever their names are; `None` for a file without records.
+pub fn first_record(path: &Path) -> Result<Option<Map<String, Value>>> {
+    let mut reader = documents(path, &SourceOptions::default())?;
+    if !matches!(reader.form, Form::Records { .. }) {
+        return Ok(None);
+    }
+    loop {
+        match reader.piece().map_err(Failure::into_error)? {
+            Some(Piece::Text(text)) if text.trim().is_empty() => {}
+            Some(Piece::Text(text)) => {
+                return Ok(json_text::parse(&text).ok().and_then(|value| value.as_object().cloned()));
+            }
+            Some(Piece::Object(record)) => return Ok(Some(record)),
+            Some(Piece::Tokens(_)) | None => return Ok(None),
         }
     }
 }

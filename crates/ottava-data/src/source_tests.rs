@@ -78,7 +78,7 @@ fn bad_records_are_named_by_file_and_line() {
         ("{\"text\": \"a\"", "EOF while parsing an object at column 12"),
         ("{\"text\": 3}", "invalid type: integer `3`, expected a string at column 10"),
         ("{\"text\": null}", "field `text` is null, and not a text"),
-        ("{\"txet\": \"a\"}", "field `text` is missing (set text_field to another)"),
+        ("{\"txet\": \"a\"}", "field `text` is missing (set data.records.text_field to another"),
         ("{\"text\": \"a\", \"text\": \"b\"}", "field `text` appears twice"),
         ("[\"text\"]", "expected an object with the text in its field `text`"),
         ("{\"text\": \"a\"} {\"text\": \"b\"}", "trailing characters"),

@@ -268,8 +268,9 @@ impl Hub {
             }
             ("EntryNotFound", _) => format!("the {kind} {name} has no such file; {page} lists its files"),
             ("RepoNotFound", _) | (_, 401 | 404) => format!(
-                "no file or folder has the path {name}, and {endpoint} has no {kind} of this name, or it is private: \
-                 check the spelling, or {token}"
+                "{endpoint} has no {kind} {name}, or it is private: check the spelling{}, or {token}{}",
+                if name.contains('/') { "" } else { " (most names are OWNER/NAME)" },
+                id.path_hint()
             ),
             (_, 403) => format!("{endpoint} refuses access to the {kind} {name}: {words}; {token}"),
             _ => return None,

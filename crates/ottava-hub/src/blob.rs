@@ -4,7 +4,7 @@
 //! file. At the end, the checksum is compared, and the file gets its name in the cache.
 
 use crate::api::{Hub, MAX_REDIRECTS, pause};
-use crate::cache::{Cached, create_parent};
+use crate::cache::{Cached, create_parent, unwritable};
 use crate::hash::Checksum;
 use crate::ranges::Ranges;
 use crate::{Entry, RepoId};
@@ -182,7 +182,7 @@ impl<'a> Blob<'a> {
     fn open(&self) -> Result<()> {
         create_parent(&self.lock)?;
         create_parent(&self.target)?;
-        let lock = File::options().create(true).append(true).open(&self.lock).map_err(Error::io(&self.lock))?;
+        let lock = File::options().create(true).append(true).open(&self.lock).map_err(unwritable(&self.lock))?;
         wait_for(&self.lock, || lock.try_lock())?;
         if fs::metadata(&self.target).is_ok_and(|found| found.len() == self.entry.size) {
             self.written.fetch_add(self.entry.size, Ordering::Relaxed);
@@ -196,15 +196,15 @@ impl<'a> Blob<'a> {
         let listed = fs::read(&ranges).unwrap_or_default();
         let done = Ranges::parse(&String::from_utf8_lossy(&listed), self.entry.size);
         let open =
-            |path: &Path| File::options().create(true).read(true).append(true).open(path).map_err(Error::io(path));
+            |path: &Path| File::options().create(true).read(true).append(true).open(path).map_err(unwritable(path));
         let mut ranges_file = open(&ranges)?;
         if listed.last().is_some_and(|last| *last != b'\n') {
             // The rest of a line of a killed process must not become the beginning of the next line.
-            ranges_file.write_all(b"\n").map_err(Error::io(&ranges))?;
+            ranges_file.write_all(b"\n").map_err(unwritable(&ranges))?;
         }
         let part_file = File::options().create(true).truncate(false).read(true).write(true).open(&part);
-        let part_file = part_file.map_err(Error::io(&part))?;
-        part_file.set_len(self.entry.size).map_err(Error::io(&part))?;
+        let part_file = part_file.map_err(unwritable(&part))?;
+        part_file.set_len(self.entry.size).map_err(unwritable(&part))?;
         self.written.fetch_add(done.bytes(), Ordering::Relaxed);
         let mut state = self.state();
         state.done = done;
@@ -219,14 +219,14 @@ impl<'a> Blob<'a> {
     /// Compares the checksum, and gives the file its name. Starts over once if the checksum is wrong.
     fn finish(&self, opened: Opened) -> Result<()> {
         let (part, ranges) = (self.beside("part"), self.beside("ranges"));
-        opened.part.sync_all().map_err(Error::io(&part))?;
-        let file = File::open(&part).map_err(Error::io(&part))?;
+        opened.part.sync_all().map_err(unwritable(&part))?;
+        let file = File::open(&part).map_err(unwritable(&part))?;
         let expected = self.entry.checksum();
         let checksum = Checksum::like(expected, self.entry.size)
             .ok_or_else(|| self.hub.unusable(self.id, &format!("{expected:?} is no checksum")))?;
-        let found = checksum.of_reader(file).map_err(Error::io(&part))?;
+        let found = checksum.of_reader(file).map_err(unwritable(&part))?;
         if found == expected {
-            fs::rename(&part, &self.target).map_err(Error::io(&part))?;
+            fs::rename(&part, &self.target).map_err(unwritable(&part))?;
             sync_parent(&RealFs, &self.target)?;
             remove(&ranges)?;
             self.state().stage = Stage::Finished;
@@ -360,7 +360,7 @@ impl<'a> Blob<'a> {
     fn receive(&self, mut body: impl Read, rest: &mut Rest) -> Result<(), Trouble> {
         let path = self.beside("part");
         let part = match &self.state().stage {
-            Stage::Open(opened) => opened.part.try_clone().map_err(Error::io(&path))?,
+            Stage::Open(opened) => opened.part.try_clone().map_err(unwritable(&path))?,
             _ => unreachable!("ranges are received while the file is open"),
         };
         let (mut buffer, mut at) = (vec![0; 256 << 10], rest.range.start);
@@ -378,7 +378,7 @@ impl<'a> Blob<'a> {
                 self.record(rest, at)?;
                 return Err(Fault::passing(format!("{} ended its answer too early", self.url)).into());
             }
-            part.write_all_at(&buffer[..count], at).map_err(Error::io(&path))?;
+            part.write_all_at(&buffer[..count], at).map_err(unwritable(&path))?;
             at += count as u64;
             if at - rest.range.start >= RECORD || at == rest.range.end {
                 self.record(rest, at)?;
@@ -396,7 +396,7 @@ impl<'a> Blob<'a> {
         let mut state = self.state();
         if let Stage::Open(opened) = &mut state.stage {
             let path = self.beside("ranges");
-            opened.ranges.write_all(Ranges::line(&written).as_bytes()).map_err(Error::io(&path))?;
+            opened.ranges.write_all(Ranges::line(&written).as_bytes()).map_err(unwritable(&path))?;
         }
         let before = state.done.bytes();
         state.done.add(written);
@@ -429,7 +429,7 @@ fn wait_for(path: &Path, mut try_lock: impl FnMut() -> Result<(), TryLockError>)
 
 fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io(path)(error)),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(unwritable(path)(error)),
         _ => Ok(()),
     }
 }

@@ -128,8 +128,8 @@ impl Cached {
         }
         create_parent(&link)?;
         let temporary = self.blob(&format!("{checksum}.link-{}", unique()));
-        std::os::unix::fs::symlink(&target, &temporary).map_err(Error::io(&temporary))?;
-        fs::rename(&temporary, &link).map_err(Error::io(&link))
+        std::os::unix::fs::symlink(&target, &temporary).map_err(unwritable(&temporary))?;
+        fs::rename(&temporary, &link).map_err(unwritable(&link))
     }
 }
 
@@ -148,11 +148,24 @@ fn parse(text: &str) -> Option<Vec<Entry>> {
 /// Creates the folder of `path`.
 pub(crate) fn create_parent(path: &Path) -> Result<()> {
     let folder = parent(path);
-    match fs::create_dir_all(folder) {
-        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-            Err(Error::Config(format!("{}: {error}; set HF_HOME to a folder that you may write to", folder.display())))
-        }
-        created => created.map_err(Error::io(folder)),
+    fs::create_dir_all(folder).map_err(unwritable(folder))
+}
+
+/// Converts a system error at `path` in the cache to an [`Error`], as [`Error::io`] does. If the cache cannot be there, the error names the variable
+/// that moves the cache.
+pub(crate) fn unwritable(path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+    let shown = path.display().to_string();
+    move |error| {
+        let remedy = match error.kind() {
+            ErrorKind::PermissionDenied | ErrorKind::NotADirectory | ErrorKind::ReadOnlyFilesystem => {
+                "set HF_HOME to a folder that you may write to"
+            }
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => {
+                "free space there, or set HF_HOME to a folder of a larger disk; what has arrived is kept"
+            }
+            _ => return Error::io(shown)(error),
+        };
+        Error::Config(format!("{shown}: {error}; {remedy}"))
     }
 }
 
@@ -162,7 +175,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let name = path.file_name().expect("a path with a name").to_string_lossy();
     let own = path.with_file_name(format!("{name}.{}", unique()));
     replace_file(&RealFs, &own, bytes)?;
-    fs::rename(&own, path).map_err(Error::io(path))
+    fs::rename(&own, path).map_err(unwritable(path))
 }
 
 /// Returns a name that no other thread, process or machine uses for its temporary file.

@@ -6,6 +6,7 @@ use crate::data::{Choice, choose, choose_copy, is_partial};
 use crate::entry::Entry;
 use crate::files::{is_metadata, weights};
 use crate::{DataId, Kind, RepoId, glob};
+use ottava_common::fs::free_space;
 use ottava_common::threads::in_threads;
 use ottava_common::{Error, Result, interrupt};
 use std::path::PathBuf;
@@ -24,7 +25,7 @@ const MAX_CARD: u64 = 1 << 20;
 
 /// Sees the progress of downloads and uploads.
 pub trait Watch {
-    /// `done` of `total` bytes of `what` are transferred. The last call has equal numbers.
+    /// `done` of `total` bytes of `what` are transferred. Only the last call for these bytes has equal numbers.
     fn at(&mut self, what: &str, done: u64, total: u64);
 }
 
@@ -166,7 +167,7 @@ impl Hub {
                     cached.set_commit(id.revision(), &commit)?;
                     commit
                 }
-                Err(Missing::Refused(error)) => return Err(error),
+                Err(Missing::Refused(error)) => return Err(self.or_other_kind(id, error)),
                 Err(Missing::Fault(fault)) => {
                     interrupt::check("asking for a model or data")?;
                     let commit = cached.commit(id.revision()).ok_or_else(|| self.absent(id, &fault.words))?;
@@ -202,6 +203,25 @@ impl Hub {
         }
     }
 
+    /// Adds to the error of `id` that the server has a repository of the other kind with this name, if it has.
+    fn or_other_kind(&self, id: &RepoId, error: Error) -> Error {
+        let (other, name) = (id.of_other_kind(), &id.name);
+        let remedy = match other.kind {
+            Kind::Dataset => format!(
+                "name it where data stand, as in `ottava init MODEL {name}`, or download it with `ottava download --dataset {name}`"
+            ),
+            Kind::Model => format!(
+                "name it where a model stands, as in `ottava init {name} DATA`, or download it with `ottava download {name}`"
+            ),
+        };
+        match (error, self.commit(&other)) {
+            (Error::Config(text), Ok(_)) => {
+                Error::Config(format!("{text}; {} has a {} of this name: {remedy}", self.endpoint, other.kind.words()))
+            }
+            (error, _) => error,
+        }
+    }
+
     /// Downloads the `chosen` files that the cache lacks, and returns the folder of the commit.
     fn fetch(&self, id: &RepoId, opened: &Opened, chosen: &[&Entry], watch: &mut dyn Watch) -> Result<PathBuf> {
         let (cached, commit) = (self.cached(id), &opened.commit);
@@ -215,6 +235,13 @@ impl Hub {
                 .absent(id, &format!("{} of its files, such as {example}, are missing, and {reason}", missing.len())));
         }
         let (written, total) = (AtomicU64::new(0), missing.iter().map(|entry| entry.size).sum());
+        // It is no error, because parts of the files may be in the cache already.
+        if let Some(text) = free_space(&self.cache).and_then(|free| shortage(total, free)) {
+            tracing::warn!(
+                "{id}: {text}, the disk of {}: free space, or set HF_HOME to a folder of another disk",
+                self.cache.display()
+            );
+        }
         // Files with equal content are downloaded once.
         let mut unique: Vec<&Entry> = Vec::new();
         for entry in &missing {
@@ -223,7 +250,13 @@ impl Hub {
             }
         }
         let blobs: Vec<Blob> = unique.iter().map(|entry| Blob::new(self, id, commit, entry, &written)).collect();
-        download(&blobs, &mut || watch.at(&id.name, written.load(Ordering::Relaxed).min(total), total))?;
+        download(&blobs, &mut || {
+            // The checksums are compared after the last byte has arrived. Only the last call has equal numbers.
+            let done = written.load(Ordering::Relaxed);
+            if done < total {
+                watch.at(&id.name, done, total);
+            }
+        })?;
         watch.at(&id.name, total, total);
         for entry in &missing {
             cached.link(commit, &entry.path, entry.checksum())?;
@@ -236,11 +269,18 @@ impl Hub {
         let (kind, cache) = (id.kind.words(), self.cache.display());
         let flag = if id.kind == Kind::Dataset { "--dataset " } else { "" };
         Error::Config(format!(
-            "{id} is no file or folder here, and the {kind} is not complete in {cache}: {reason}. Run `ottava download {flag}{id}` where there \
-             is a network and copy the folder {} of its cache, or name a local folder",
-            id.folder().display()
+            "the {kind} {id} is not complete in {cache}: {reason}. Run `ottava download {flag}{id}` where there is a network and copy the folder \
+             {} of its cache, or name a local folder{}",
+            id.folder().display(),
+            id.path_hint()
         ))
     }
+}
+
+/// Returns a sentence if files with `total` bytes do not fit a disk with `free` bytes.
+fn shortage(total: u64, free: u64) -> Option<String> {
+    let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+    (free < total).then(|| format!("the files have {:.2} GiB, and {:.2} GiB are free on", gib(total), gib(free)))
 }
 
 /// Downloads `blobs` with several threads. Calls `look` from this thread meanwhile.
@@ -257,4 +297,16 @@ fn download(blobs: &[Blob], look: &mut dyn FnMut()) -> Result<()> {
         Ok(())
     };
     in_threads(THREADS, "downloading", work, look)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_download_that_does_not_fit_the_disk_is_told_with_both_sizes() {
+        assert_eq!(shortage(1 << 30, 1 << 30), None);
+        let told = shortage(3 << 30, 1 << 29).unwrap();
+        assert!(told.contains("3.00 GiB") && told.contains("0.50 GiB are free"), "{told}");
+    }
 }

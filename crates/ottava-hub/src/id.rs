@@ -51,6 +51,8 @@ pub struct RepoId {
     pub name: String,
     /// The branch, tag or commit that the user named.
     named: Option<String>,
+    /// Whether the name was read where a path may stand too.
+    or_path: bool,
 }
 
 /// Whether `text` can be the name of an owner, or a name without its owner.
@@ -75,7 +77,7 @@ impl RepoId {
     pub fn parse(kind: Kind, text: &str) -> Option<RepoId> {
         let (name, revision) = text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)));
         let is_valid = (is_name(name) || is_word(name)) && revision.is_none_or(is_revision);
-        is_valid.then(|| RepoId { kind, name: name.to_string(), named: revision.map(str::to_string) })
+        is_valid.then(|| RepoId { kind, name: name.to_string(), named: revision.map(str::to_string), or_path: false })
     }
 
     /// Reads the name that `path` is, unless a file or folder has this path. A path is also no name if a folder with the owner's name exists, so that
@@ -84,7 +86,34 @@ impl RepoId {
         let id = RepoId::parse(kind, path.to_str()?)?;
         let owner = id.name.split('/').next().unwrap_or_default();
         let is_file = !id.name.contains('/') && has_ending_of_file(&id.name);
-        (!is_file && !path.exists() && !Path::new(owner).exists()).then_some(id)
+        (!is_file && !path.exists() && !Path::new(owner).exists()).then_some(RepoId { or_path: true, ..id })
+    }
+
+    /// Returns the name of the repository whose page has the address `text`; `None` for other texts, and for the address of a file.
+    pub fn name_of_page(text: &str) -> Option<String> {
+        let rest = text.strip_prefix("https://huggingface.co/").or(text.strip_prefix("https://hf.co/"))?;
+        let rest = rest.strip_prefix("datasets/").unwrap_or(rest);
+        let parts: Vec<&str> = rest.split(['/', '?', '#']).filter(|part| !part.is_empty()).collect();
+        let is_page = !matches!(parts.get(2), Some(&"resolve" | &"raw" | &"blob"));
+        let name = format!("{}/{}", parts.first()?, parts.get(1)?);
+        (is_page && is_name(&name)).then_some(name)
+    }
+
+    /// Returns the repository of the other kind with this name.
+    pub(crate) fn of_other_kind(&self) -> RepoId {
+        RepoId { kind: if self.kind == Kind::Model { Kind::Dataset } else { Kind::Model }, ..self.clone() }
+    }
+
+    /// Returns the end of a message about a name that cannot be read: the name may be a misspelled path. Empty where no path may stand.
+    pub(crate) fn path_hint(&self) -> String {
+        let folder = std::env::current_dir().unwrap_or_default();
+        match self.or_path {
+            true => format!(
+                "; if {self} is meant as a path: it does not exist in {}, the folder that the command runs in",
+                folder.display()
+            ),
+            false => String::new(),
+        }
     }
 
     /// Returns the revision: the one that the user named, or `main`.
@@ -241,6 +270,21 @@ mod tests {
         }
         // The sources of this crate: a misspelled file of an existing folder is no name.
         assert_eq!(RepoId::of_path(Kind::Model, Path::new("src/no-such")), None);
+    }
+
+    #[test]
+    fn an_address_of_a_page_has_a_name() {
+        let name = RepoId::name_of_page;
+        for text in
+            ["https://huggingface.co/a/b", "https://hf.co/datasets/a/b/", "https://huggingface.co/a/b/tree/main"]
+        {
+            assert_eq!(name(text).as_deref(), Some("a/b"), "{text}");
+        }
+        for text in
+            ["https://huggingface.co/a", "https://other.org/a/b", "a/b", "https://huggingface.co/a/b/resolve/main/x"]
+        {
+            assert_eq!(name(text), None, "{text}");
+        }
     }
 
     #[test]

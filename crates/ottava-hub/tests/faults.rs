@@ -15,6 +15,7 @@ struct Seen(u64, u64);
 impl Watch for Seen {
     fn at(&mut self, _: &str, done: u64, total: u64) {
         assert!(done <= total);
+        assert!(done < total || (done, total) != (self.0, self.1), "the end of a transfer is told once");
         (self.0, self.1) = (done, total);
     }
 }
@@ -190,13 +191,24 @@ fn messages_say_what_is_missing_and_what_to_do() {
         let error = setup.fetch(text).unwrap_err().to_string();
         words.iter().for_each(|word| assert!(error.contains(word), "no {word:?} in {error}"));
     };
-    fails("otter/absent", &["otter/absent", "check the spelling", "HF_TOKEN"]);
+    fails("otter/absent", &["has no model otter/absent", "check the spelling", "HF_TOKEN"]);
+    // A data set was named where a model is expected.
+    setup.fake.add("datasets/otter/chats", &[("train.jsonl", b"{}")]);
+    fails(
+        "otter/chats",
+        &["has a data set of this name", "`ottava download --dataset otter/chats`", "`ottava init MODEL otter/chats`"],
+    );
+    let error = setup.fetch("otter/absent").unwrap_err().to_string();
+    assert!(!error.contains("of this name") && !error.contains("meant as a path"), "{error}");
     fails("otter/tiny@v7", &["no revision `v7`"]);
     setup.fake.fail(|faults| faults.gated = Some(MODEL.into()));
     fails("otter/tiny", &["gated", "accept its conditions at", "/otter/tiny"]);
     setup.fake.fail(|faults| faults.gated = None);
     setup.fake.fail(|faults| faults.busy = 100);
-    fails("otter/tiny", &["is no file or folder here", "status 429", "after 3 attempts", "ottava download otter/tiny"]);
+    fails(
+        "otter/tiny",
+        &["the model otter/tiny is not complete in", "status 429", "after 3 attempts", "ottava download otter/tiny"],
+    );
     setup.fake.fail(|faults| faults.busy = 0);
     let id = RepoId::parse(Kind::Model, "otter/tiny").unwrap();
     let offline =
@@ -245,7 +257,7 @@ fn data_sets_give_the_files_of_a_split() {
     let error = names("otter/chats", "validation").unwrap_err().to_string();
     assert!(error.contains("`test`, `train`"), "{error}");
     let error = names("otter/none", "train").unwrap_err().to_string();
-    assert!(error.contains("no data set of this name"), "{error}");
+    assert!(error.contains("has no data set otter/none, or it is private"), "{error}");
 }
 
 #[test]

@@ -57,6 +57,7 @@ mod schema;
 mod sentinel;
 mod sentinel_runs;
 mod starter;
+mod steps;
 mod streaming;
 mod tagged;
 #[cfg(test)]
@@ -77,7 +78,7 @@ pub use flags::describe_flag;
 pub use import::{Imported, import};
 pub use interval::Interval;
 pub use keys::key_paths;
-pub use load::{Loaded, Resolve};
+pub use load::{Loaded, Resolve, parse_recipe};
 pub use lora::LoraConfig;
 pub use lr_scheduler::{LrSchedulerConfig, Warmup};
 pub use memory::MemoryConfig;

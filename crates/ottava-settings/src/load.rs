@@ -4,6 +4,7 @@ use crate::names::{self, Known};
 use crate::{RunConfig, old_keys, paths};
 use ottava_common::error::{Error, Result};
 use ottava_common::input;
+use ottava_recipe::RecipeName;
 use std::path::Path;
 use toml::{Table, Value};
 
@@ -109,6 +110,14 @@ impl RunConfig {
     }
 }
 
+/// Parses the name of a recipe, with the answers of `--set precision.recipe=…` to other names.
+pub fn parse_recipe(text: &str) -> std::result::Result<RecipeName, String> {
+    let mut table = Table::new();
+    Known::new().set(&mut table, &format!("precision.recipe={text}"))?;
+    let (config, _) = RunConfig::from_table(table).map_err(|problems| problems.join("; "))?;
+    Ok(config.precision.recipe)
+}
+
 /// Replaces the name of a table in `error` by the key whose value is wrong. The parser names only the table if the keys of an algorithm are in the same
 /// table as other keys.
 fn with_whole_key(table: &Table, error: &str) -> String {
@@ -202,6 +211,9 @@ fn no_run(path: &Path) -> Option<String> {
         "jsonl" | "csv" | "parquet" | "arrow" => Some(format!(
             "this is data, and a run is a TOML file: `ottava init FOLDER {shown}` writes one for a model folder"
         )),
+        _ if !path.exists() && extension != "toml" && input::is_hub_id(path) => Some(format!(
+            "there is no such file, and a run is a TOML file: if this is a model of the Hub, `ottava init {shown} DATA.jsonl` writes a run for it"
+        )),
         _ if !path.exists() => {
             let named = path.file_name().map(|name| Path::new("configs").join(name)).filter(|other| other.exists());
             let remedy = named.map_or("check the name".into(), |other| format!("did you mean {}?", other.display()));
@@ -216,6 +228,38 @@ fn no_run(path: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_of_a_recipe_has_the_answers_of_the_setting() {
+        assert_eq!(parse_recipe("fp8-row"), Ok(RecipeName::Fp8Row));
+        assert!(parse_recipe("fp8-rows").unwrap_err().contains("did you mean \"fp8-row\"?"));
+        assert!(parse_recipe("purple").unwrap_err().contains("expected one of \"fp32\", \"bf16\""));
+    }
+
+    #[test]
+    fn a_model_in_the_place_of_a_run_is_told_the_command() {
+        let error = RunConfig::load(Path::new("otter/tiny"), &[]).unwrap_err().to_string();
+        assert!(error.contains("`ottava init otter/tiny DATA.jsonl`"), "{error}");
+        let error = RunConfig::load(Path::new("otter/tiny.toml"), &[]).unwrap_err().to_string();
+        assert!(error.contains("check the name"), "{error}");
+    }
+
+    #[test]
+    fn a_number_of_steps_on_the_command_line_replaces_the_epochs_of_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.toml");
+        let text = "model.path = \"m\"\ndata.train_files = [\"a.txt\"]\ntraining.num_train_epochs = 3.0\n";
+        std::fs::write(&path, text).unwrap();
+        let unread = |settings: &[&str]| {
+            let settings: Vec<String> = settings.iter().map(|setting| setting.to_string()).collect();
+            let told = RunConfig::load(&path, &settings).unwrap().config.without_effect();
+            told.into_iter().any(|text| text.contains("num_train_epochs"))
+        };
+        assert!(!unread(&["max_steps=60"]));
+        assert!(unread(&["max_steps=60", "num_train_epochs=2"]), "both on the command line");
+        std::fs::write(&path, text.to_string() + "training.max_steps = 60\n").unwrap();
+        assert!(unread(&[]), "both in the file");
+    }
 
     #[test]
     fn values_of_a_wrong_type_are_named_with_their_key() {

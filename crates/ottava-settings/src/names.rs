@@ -120,7 +120,7 @@ impl Known {
                     let keys: Vec<_> = keys.map(|key| format!("`{key}`")).collect();
                     format!("`{path}` is not a setting; [{table}] has {}", keys.join(", "))
                 }
-                None => format!("`{path}` is not a setting; configs/reference.toml lists all of them"),
+                None => format!("`{path}` is not a setting; `ottava config reference` lists all of them"),
             },
         }
     }
@@ -193,6 +193,10 @@ impl Known {
             return insert(table, old, value);
         }
         old_keys::forget(table, &path);
+        // A number of steps on the command line replaces the epochs of the file.
+        if path == "training.max_steps" {
+            paths::remove(table, "training.num_train_epochs");
+        }
         let value = old_keys::converted(&path, &value).unwrap_or(value);
         insert(table, &path, value)
     }
@@ -311,7 +315,7 @@ pub(super) fn line(path: &str, value: &Value) -> String {
 fn too_long(path: &str) -> Option<String> {
     (path.len() > MAX_KEY_BYTES).then(|| {
         let start: String = path.chars().take(20).collect();
-        format!("`{start}…`, {} bytes long, is not a setting; configs/reference.toml lists all of them", path.len())
+        format!("`{start}…`, {} bytes long, is not a setting; `ottava config reference` lists all of them", path.len())
     })
 }
 

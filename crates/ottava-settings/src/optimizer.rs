@@ -11,6 +11,9 @@ use ottava_recipe::storage::{Formats, Gradients, Masters, States, Storage};
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
+/// The learning rate above which a run gets a warning.
+const LARGE_RATE: f64 = 1.0;
+
 /// The `[optimizer]` table. A format that is `None` (written `auto`) is the format of `storage`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -92,6 +95,16 @@ pub struct Lion {
     pub beta1: f64,
     /// Decay rate of Lion's momentum.
     pub beta2: f64,
+}
+
+impl OptimizerConfig {
+    /// Returns a sentence if the learning rate is so large that no algorithm trains a model with it.
+    pub fn large_learning_rate(&self) -> Option<String> {
+        let rate = self.learning_rate;
+        (rate > LARGE_RATE).then(|| {
+            format!("`optimizer.learning_rate` is {rate}, and rates of common runs lie between 1e-6 and 2e-2; the model is probably destroyed")
+        })
+    }
 }
 
 impl Default for OptimizerConfig {
@@ -209,5 +222,18 @@ impl OptimizerConfig {
         problems.demand_single("optimizer.weight_decay", self.weight_decay);
         eps.into_iter().for_each(|eps| problems.demand_single("optimizer.eps", eps));
         problems.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_learning_rate_that_trains_no_model_is_told() {
+        let mut optimizer = OptimizerConfig::default();
+        assert_eq!(optimizer.large_learning_rate(), None);
+        optimizer.learning_rate = 1e9;
+        assert!(optimizer.large_learning_rate().unwrap().contains("`optimizer.learning_rate` is 1000000000"));
     }
 }

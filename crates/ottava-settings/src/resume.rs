@@ -6,6 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use toml::Value;
 
 impl RunConfig {
+    /// Says how a run of these settings resumes: the settings of its command line are not in its file.
+    pub fn ways_to_resume(&self) -> String {
+        let file = self.output_dir.join("config.toml");
+        format!("repeat each `--set` of the first command, or run `ottava train {} --resume`", file.display())
+    }
+
     /// Checks that a run that was saved with `saved` may resume with `self`. Settings that define the run must be equal. Other changed settings are
     /// returned as `(key, before, now)` for the log.
     pub fn check_resume(&self, saved: &RunConfig) -> Result<Vec<(String, String, String)>> {
@@ -73,7 +79,9 @@ impl RunConfig {
             let [before, now] = [&before, &now].map(|keys| told(keys.get(key)));
             if key == BATCH || within(FIXED, key) || !within(STEERS, key) {
                 return Err(Error::Config(format!(
-                    "`{key}` was {before} when the checkpoint was saved and is {now} now; it must not change within a run. Start a new run with `model.path` set to the checkpoint instead"
+                    "`{key}` was {before} when the checkpoint was saved and is {now} now; it must not change within a run. To resume, {}. To change \
+                     it, start a new run with `model.path` set to the checkpoint",
+                    saved.ways_to_resume()
                 )));
             }
             changes.push((key.clone(), before, now));

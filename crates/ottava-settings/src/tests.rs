@@ -45,8 +45,8 @@ fn keys_that_are_near_to_none_are_errors_with_those_that_there_are() {
             &[],
             "`purple` is not a table of settings; there are [model], [tokenizer], [lora], [data], ",
         ),
-        ("purple = true\n", &[], "`purple` is not a setting; configs/reference.toml lists all of them"),
-        ("", &["purple=true"], "`purple` is not a setting; configs/reference.toml lists all of them"),
+        ("purple = true\n", &[], "`purple` is not a setting; `ottava config reference` lists all of them"),
+        ("", &["purple=true"], "`purple` is not a setting; `ottava config reference` lists all of them"),
     ] {
         // Keys outside of tables must precede all tables.
         let text = if text.starts_with('[') { format!("{SMALL}{text}") } else { format!("{text}{SMALL}") };

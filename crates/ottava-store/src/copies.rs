@@ -77,7 +77,13 @@ impl Bucket {
             }
             Ok(())
         };
-        in_threads(THREADS, "downloading", work, &mut || look(done.load(Ordering::Relaxed).min(total), total))?;
+        in_threads(THREADS, "downloading", work, &mut || {
+            // Only the last call has equal numbers.
+            let done = done.load(Ordering::Relaxed);
+            if done < total {
+                look(done, total);
+            }
+        })?;
         look(total, total);
         Ok(())
     }

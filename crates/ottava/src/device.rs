@@ -45,6 +45,26 @@ pub fn is_gpu(choice: DeviceChoice) -> bool {
     }
 }
 
+/// Returns the number of GPUs that this machine has.
+///
+/// Errors if the driver cannot be used. The error also says how the command runs on the CPU.
+pub fn count_gpus() -> Result<usize> {
+    CudaDevice::count().map_err(or_on_the_cpu)
+}
+
+/// Adds to the error of a missing library that the CPU needs none.
+fn or_on_the_cpu(error: ottava_tensor::Error) -> Error {
+    match error {
+        ottava_tensor::Error::Library { library, reason, remedy } => ottava_tensor::Error::Library {
+            library,
+            reason,
+            remedy: format!("{remedy}; or, for the CPU, use --device cpu and no --gpus"),
+        },
+        other => other,
+    }
+    .into()
+}
+
 /// Opens the device of one of several processes; otherwise like [`open`].
 pub fn open_of_rank(choice: DeviceChoice, local: &Local) -> Result<Device> {
     let device = match is_gpu(choice) {
@@ -52,7 +72,8 @@ pub fn open_of_rank(choice: DeviceChoice, local: &Local) -> Result<Device> {
             Ok(visible @ 1..) => local.ordinal(visible)?,
             // There is no GPU. Opening ordinal 0 returns the error that says why.
             _ => 0,
-        })?,
+        })
+        .map_err(or_on_the_cpu)?,
         false => Device::Cpu,
     };
     match (&device, choice) {

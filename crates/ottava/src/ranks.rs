@@ -16,7 +16,6 @@ use ottava_common::{Error, Result, interrupt};
 use ottava_settings::{DeviceChoice, RunConfig};
 use ottava_tensor::comm::Group;
 use ottava_tensor::comm::process::{self, Rendezvous, Supervisor};
-use ottava_tensor::cuda::CudaDevice;
 use own::{SECRET, open_log};
 pub use processes::Processes;
 use std::net::TcpListener;
@@ -50,9 +49,11 @@ impl RankArgs {
                         "--gpus {gpus} uses GPUs, and the device is the CPU; leave one of them out, or use --ranks {gpus}"
                     )));
                 }
-                let visible = CudaDevice::count()?;
+                let visible = device::count_gpus()?;
                 if usize::from(gpus) > visible {
-                    return Err(Error::Config(format!("--gpus {gpus}: {visible} GPUs are visible on this machine")));
+                    return Err(Error::Config(format!(
+                        "--gpus {gpus}: {visible} GPUs are visible on this machine; start fewer, or, for the CPU, use --device cpu and no --gpus"
+                    )));
                 }
                 Ok((usize::from(gpus), DeviceChoice::Cuda))
             }

@@ -154,6 +154,9 @@ pub(super) const ROWS: &[Row] = &[
     ("disable_dropout", Needless("the one dropout is `lora_dropout` under [lora]")),
     ("lora_r", Is("lora.r")),
     ("lora_rank", Is("lora.r")),
+    ("lora.rank", Is("lora.r")),
+    ("lora.alpha", Is("lora.lora_alpha")),
+    ("lora.dropout", Is("lora.lora_dropout")),
     ("lora_target_modules", Is("lora.target_modules")),
     ("lora_target", Values("lora.target_modules", &[("all", As("\"all-linear\""))])),
     ("lora_target_linear", Values("lora.target_modules", &[("true", As("\"all-linear\"")), ("false", Nothing)])),
@@ -229,6 +232,7 @@ pub(super) const ROWS: &[Row] = &[
     ("cutoff_len", Is("data.max_length")),
     ("max_seq_length", Is("data.max_length")),
     ("max_seq_len", Is("data.max_length")),
+    ("max_len", Is("data.max_length")),
     ("block_size", Is("data.max_length")),
     ("model_max_length", Is("data.max_length")),
     ("max_packed_sequence_len", Only(NONE, "rows have `max_length` tokens, packed or not")),
@@ -310,7 +314,13 @@ pub(super) const ROWS: &[Row] = &[
     ("dataset_kwargs", Only(&["{}"], "there are no further settings of data sets")),
     ("skip_prepare_dataset", Only(&["false"], "text is always tokenized before training")),
     ("remove_unused_columns", Needless("other fields of records are not read")),
-    ("split", Not("write the share or number of validation documents in `val_set_size` under [data]")),
+    (
+        "split",
+        Not(
+            "write the share or number of validation documents in `val_set_size` under [data]; a split of a data set of the Hub is a part of its \
+             name, as in `train_files = [\"OWNER/NAME?split=NAME\"]`",
+        ),
+    ),
     ("train_on_eot", Is("data.chat.train_on_eos")),
 ];
 

@@ -101,6 +101,9 @@ fn max_steps(config: &RunConfig, examples: f64) -> u64 {
     let t = &config.training;
     let of_epochs = || (examples * t.num_train_epochs / t.sequences() as f64).floor().max(1.0) as u64;
     let max_steps = t.max_steps.unwrap_or_else(of_epochs);
+    if let Some(told) = config.few_steps(examples, max_steps) {
+        tracing::warn!("{told}");
+    }
     let shaped = config.schedule(max_steps).warmup_steps + config.lr_scheduler.kind.decay_steps();
     if shaped > max_steps {
         tracing::warn!("warm-up and decay take {shaped} steps and the run has {max_steps}: the schedule is cut short");

@@ -174,6 +174,16 @@ impl Trainer {
         self.environment.config.tokens_per_step()
     }
 
+    /// Returns the bytes of the tensors of a checkpoint, written by all ranks.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        self.environment.resolved.memory.checkpoint_bytes
+    }
+
+    /// Returns the number of steps of the run.
+    pub fn max_steps(&self) -> u64 {
+        self.schedule.max_steps
+    }
+
     /// Returns whether this rank writes the run's files and reports its progress.
     pub fn leads(&self) -> bool {
         self.environment.ranks.leads()

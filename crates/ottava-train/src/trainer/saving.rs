@@ -10,7 +10,8 @@ use ottava_checkpoint::{Progress, Saved, Saver, Verify, latest_complete};
 use ottava_common::error::{Error, Result};
 use ottava_data::DataState;
 use ottava_elastic::process::WorkerLink;
-use std::path::PathBuf;
+use ottava_settings::RunConfig;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The folder below the run's folder with the average of the weights.
@@ -88,8 +89,9 @@ impl Trainer {
         }
         let saved = &current.report.saved;
         let has_more = !ends || self.progress.pending.is_some();
-        let from =
-            saved.last().map_or(String::new(), |saved| format!("; `--resume` goes on from {}", saved.path.display()));
+        let from = saved
+            .last()
+            .map_or(String::new(), |saved| format!("; {}", goes_on_from(&self.environment.config, &saved.path)));
         current.end = match paused {
             Some(found) => Some(Error::Paused(format!("paused by the sentinel after step {step}: {found}{from}"))),
             None if stops && has_more => {
@@ -119,8 +121,8 @@ impl Trainer {
         };
         match saved {
             Ok(()) => Error::Interrupted(format!(
-                "stopped by a signal after step {step}; `--resume` goes on from {}",
-                path.display()
+                "stopped by a signal after step {step}; {}",
+                goes_on_from(&self.environment.config, &path)
             )),
             Err(error) => error,
         }
@@ -207,4 +209,9 @@ impl Trainer {
             _ => "No checkpoint was saved before.".into(),
         }
     }
+}
+
+/// Says that the run can resume from the checkpoint at `path`, and how.
+fn goes_on_from(config: &RunConfig, path: &Path) -> String {
+    format!("`--resume` goes on from {}: {}", path.display(), config.ways_to_resume())
 }

@@ -361,8 +361,9 @@ fn share_checkpoint(found: Result<Option<Resumed>>, ranks: &Ranks) -> Result<Opt
 
 fn holds_a_run(config: &RunConfig) -> Error {
     Error::Config(format!(
-        "{} already holds a run; resume it with --resume, or start another with --set output_dir=FOLDER",
-        config.output_dir.display()
+        "{} already holds a run; resume it with --resume: {}; or start another with --set output_dir=FOLDER",
+        config.output_dir.display(),
+        config.ways_to_resume()
     ))
 }
 

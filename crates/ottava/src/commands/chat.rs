@@ -100,6 +100,9 @@ impl ChatCommand {
         chat.messages.extend(self.system.iter().map(|text| Chat::message("system", text)));
         stop_answers_on_signals()?;
         let input = Input::open()?;
+        if input.is_terminal() {
+            note!("/help lists the commands; Ctrl-D or /quit ends the conversation");
+        }
         for turn in 0.. {
             let Some(line) = input.next()? else { break };
             if let Some(command) = line.trim().strip_prefix('/') {

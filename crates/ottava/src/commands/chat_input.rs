@@ -67,6 +67,11 @@ impl Input {
         Ok(Input { messages, terminal: Some(Terminal { ask, mode }) })
     }
 
+    /// Whether a person writes the messages on a terminal.
+    pub fn is_terminal(&self) -> bool {
+        self.terminal.is_some()
+    }
+
     /// Returns the next message; `None` at the end of input, after a signal, and if another rank has ended.
     pub fn next(&self) -> Result<Option<String>> {
         if let Some(terminal) = &self.terminal {

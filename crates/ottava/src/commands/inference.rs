@@ -1,7 +1,7 @@
 //! The options that `eval`, `generate`, `chat` and `serve` share, and loading a model.
 
 use super::lora_modules::{LoraModule, OpenModule};
-use super::newest::with_checkpoint;
+use super::newest::{warn_of_other_base, with_checkpoint};
 use super::sampling_flags::SamplingFlags;
 use crate::ranks::{Job, Processes, RankArgs, Role};
 use clap::Args;
@@ -15,7 +15,7 @@ use ottava_parallel::{LayerAxes, Partition, Ranks, ReduceFormat, Zero};
 use ottava_recipe::lora::Lora;
 use ottava_recipe::param::Purpose;
 use ottava_recipe::{KvCacheDtype, Precision, RecipeName};
-use ottava_settings::{DeviceChoice, RunConfig};
+use ottava_settings::{DeviceChoice, RunConfig, parse_recipe};
 use ottava_tensor::Device;
 use ottava_tensor::comm::MeshShape;
 use ottava_train::plan::expect_model_fits;
@@ -29,7 +29,7 @@ use std::rc::Rc;
 pub struct Inference {
     /// The recipe, such as fp8-current; by default the recipe of the run that saved the model, else bf16. Linears that the run kept in high precision
     /// stay in high precision.
-    #[arg(long)]
+    #[arg(long, value_parser = parse_recipe)]
     recipe: Option<RecipeName>,
     /// Override a setting of `[precision]`: `precision.key=VALUE`, or `key=VALUE`.
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -315,9 +315,12 @@ impl Inference {
         ranks: &InferenceRanks,
     ) -> Result<Decoder> {
         verify_model(folder)?;
-        let open = |folder: &Path| {
-            verify_model(folder)?;
-            Ok((AdapterFolder::open(folder)?, RunConfig::saved_in(folder)?))
+        let open = |adapter: &Path| {
+            verify_model(adapter)?;
+            if ranks.leads() {
+                warn_of_other_base(adapter, folder);
+            }
+            Ok((AdapterFolder::open(adapter)?, RunConfig::saved_in(adapter)?))
         };
         let adapter = self.adapter.as_ref().map(|path| with_checkpoint(path, open)).transpose()?;
         let (adapter, of_adapter) = adapter.unzip();

@@ -10,6 +10,7 @@ pub mod completions;
 pub mod config;
 pub mod convert;
 mod decoding;
+mod disk;
 pub mod doctor;
 pub mod download;
 mod endpoint;
@@ -47,7 +48,11 @@ pub mod serve;
 mod text;
 pub mod train;
 
+use ottava_common::{Error, Result};
 use ottava_settings::RunConfig;
+use std::fs::File;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
 
 /// The maximum count on the command line.
 const MAX_COUNT: usize = 1 << 24;
@@ -68,9 +73,9 @@ pub fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Warns about old names of keys, and about settings without effect.
+/// Warns about old names of keys, about settings without effect, and about a learning rate that trains no model.
 pub fn warn_of_settings(config: &RunConfig, old_keys: Option<String>) {
-    for text in old_keys.into_iter().chain(config.without_effect()) {
+    for text in old_keys.into_iter().chain(config.without_effect()).chain(config.optimizer.large_learning_rate()) {
         tracing::warn!("{text}");
     }
 }
@@ -81,14 +86,30 @@ pub fn pretty(value: &serde_json::Value) -> String {
 }
 
 /// Writes `text` to a new file. Errors if the file exists.
-pub fn write_new(path: &std::path::Path, text: &str) -> ottava_common::Result<()> {
-    let written =
-        std::fs::File::create_new(path).and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+pub fn write_new(path: &Path, text: &str) -> Result<()> {
+    let written = File::create_new(path).and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| match error.kind() {
-        std::io::ErrorKind::AlreadyExists => ottava_common::Error::Config(format!(
-            "{}: the file exists, and is not overwritten; name another one with --output",
-            path.display()
-        )),
-        _ => ottava_common::Error::Config(format!("{}: {error}", path.display())),
+        ErrorKind::AlreadyExists => exists(path),
+        _ => Error::Config(format!("{}: {error}", path.display())),
     })
+}
+
+/// Errors if [`write_new`] cannot write the file `path`, so that a command does not fail after its work.
+pub fn expect_new(path: &Path) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    match path.symlink_metadata().is_ok() {
+        true => Err(exists(path)),
+        false if !disk::is_writable(folder) => Err(Error::Config(format!(
+            "{}: its folder does not exist or cannot be written to; name another file with --output",
+            path.display()
+        ))),
+        false => Ok(()),
+    }
+}
+
+fn exists(path: &Path) -> Error {
+    Error::Config(format!(
+        "{}: the file exists, and is not overwritten; name another one with --output",
+        path.display()
+    ))
 }

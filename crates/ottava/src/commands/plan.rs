@@ -1,5 +1,6 @@
 //! `ottava plan`.
 
+use super::disk::shortage;
 use super::plan_data::Data;
 use super::plan_hosts::{FailureTables, HostArgs, HostPlan};
 use super::plan_verdict::{Checked, Verdict, duration};
@@ -189,7 +190,17 @@ impl PlanCommand {
         let (files, formattings): (Vec<_>, Vec<_>) = config.resolve_data()?.into_iter().unzip();
         let sizes = config.decoder_config()?;
         config.expect_positions(&sizes)?;
+        let has_tokens = config.cache_dir().exists();
         let checked = Checked::new(&config, &files, &formattings, self.show_data.is_some())?;
+        if !has_tokens && config.cache_dir().exists() {
+            tracing::info!(
+                "the tokens of the data are in {}, where `ottava train` reads them",
+                config.cache_dir().display()
+            );
+        }
+        if let Some(text) = &checked.few_steps {
+            tracing::warn!("{text}");
+        }
         let data = self.show_data.map(|rows| Data::read(&config, rows)).transpose()?;
         let choice = self.device.unwrap_or(config.device);
         let device = crate::device::plan_for(choice, self.gpu.as_deref(), self.gpu_memory)?;
@@ -218,7 +229,17 @@ impl PlanCommand {
         let overlap = predicted.map(|communication| Overlap::new(communication, self.step_ms));
         let is_tied = sizes.head.tied && sizes.lora.is_none() && plan.pipeline.is_some();
         let program = self.program.then(|| Programs::of_ranks(&resolved.config.run, is_tied)).transpose()?;
-        let verdict = Verdict::new(&resolved, &plan, &checked, &device.to_string());
+        let sharing = match &device {
+            Device::Cuda(_) => 1,
+            Device::Cpu | Device::DryCpu(_) => plan.memory.ranks.div_ceil(self.hosts.count()),
+        };
+        let verdict = Verdict::new(&resolved, &plan, &checked, &device.to_string(), sharing);
+        // The disk of this machine says nothing about a run on another machine.
+        let is_here = !matches!(&device, Device::Cuda(gpu) if gpu.tracker().is_some());
+        let shortage = shortage(&resolved.config.run, verdict.checkpoint_bytes, verdict.steps);
+        if let Some(text) = shortage.filter(|_| is_here) {
+            tracing::warn!("{text}");
+        }
         let hosts = self.hosts.plan(&plan, self.step_ms, verdict.tokens)?;
         let failures = self.hosts.tables(plan.memory.ranks)?;
         match self.json {
@@ -252,7 +273,8 @@ impl PlanCommand {
                 program.iter().flatten().for_each(Programs::print);
             }
         }
-        resolved.expect_fit()
+        resolved.expect_fit()?;
+        verdict.expect_fit()
     }
 }
 

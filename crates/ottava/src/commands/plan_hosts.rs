@@ -191,6 +191,11 @@ fn expect_within(option: &str, meaning: &str, number: Option<f64>, [least, most]
 }
 
 impl HostArgs {
+    /// Returns the number of hosts.
+    pub fn count(&self) -> usize {
+        self.hosts.unwrap_or(1)
+    }
+
     /// Errors if an option has no possible value.
     pub fn check(&self) -> Result<()> {
         let (hosts, spares) = (self.hosts.map(|hosts| hosts as f64), self.spares.map(f64::from));

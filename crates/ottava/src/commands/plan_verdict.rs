@@ -17,6 +17,8 @@ pub struct Checked {
     pub edges: String,
     /// The steps of the epochs, if the data were tokenized.
     steps_of_epochs: Option<u64>,
+    /// A sentence if the epochs have too few steps to teach anything.
+    pub few_steps: Option<String>,
     /// The data in words.
     data: String,
 }
@@ -33,7 +35,7 @@ impl Checked {
             let data = format!(
                 "{kinds}; not checked, since the model is a config.json without a tokenizer; new tokens of [tokenizer] are not counted"
             );
-            return Ok(Checked { edges, steps_of_epochs: None, data });
+            return Ok(Checked { edges, steps_of_epochs: None, few_steps: None, data });
         }
         let tokenizer = Tokenizer::load(config.tokenizer_path())?;
         let edges = tokenizer.describe_edges();
@@ -50,13 +52,16 @@ impl Checked {
                 "{kinds}; not tokenized yet, since the files have {:.1} GB (--show-data does it)",
                 bytes as f64 / 1e9
             );
-            return Ok(Checked { edges, steps_of_epochs: None, data });
+            return Ok(Checked { edges, steps_of_epochs: None, few_steps: None, data });
         }
         let data = config.prepare_data(&tokenizer)?;
         for set in &data.sets {
             set.dataset.check()?;
         }
-        Ok(Checked { edges, steps_of_epochs: steps(config, &data), data: described(&kinds, &data) })
+        let examples = data.rows() / config.objective().properties().rows as f64;
+        let steps_of_epochs = steps(config, examples);
+        let few_steps = steps_of_epochs.and_then(|steps| config.few_steps(examples, steps));
+        Ok(Checked { edges, steps_of_epochs, few_steps, data: described(&kinds, &data) })
     }
 }
 
@@ -81,10 +86,9 @@ fn described(kinds: &str, data: &TrainingData) -> String {
     format!("{kinds}; {documents} documents, {tokens} tokens, {:.1} rows an epoch", data.rows())
 }
 
-/// Returns the steps of the run's epochs; `None` for completions that the model draws, whose number per step is a setting of its own.
-fn steps(config: &RunConfig, data: &TrainingData) -> Option<u64> {
-    let (training, properties) = (&config.training, config.objective().properties());
-    let examples = data.rows() / properties.rows as f64;
+/// Returns the steps of the run's epochs, each of which has this many `examples`; `None` for completions that the model draws, whose number per step is a setting of its own.
+fn steps(config: &RunConfig, examples: f64) -> Option<u64> {
+    let training = &config.training;
     let steps = (examples * training.num_train_epochs / training.sequences() as f64).floor().max(1.0) as u64;
     (!config.reinforcement.is_on()).then_some(steps)
 }
@@ -107,8 +111,9 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Summarizes a `plan` of `resolved` for the device in words.
-    pub fn new(resolved: &ResolvedRun, plan: &Plan, checked: &Checked, device: &str) -> Verdict {
+    /// Summarizes a `plan` of `resolved` for the device in words. `sharing` is the number of ranks that share the memory of the device: ranks on a CPU share
+    /// the memory of their host.
+    pub fn new(resolved: &ResolvedRun, plan: &Plan, checked: &Checked, device: &str, sharing: usize) -> Verdict {
         let (config, memory) = (&resolved.config.run, &plan.memory);
         let steps = config.training.max_steps.or(checked.steps_of_epochs);
         let tokens = steps.map(|steps| steps * plan.tokens_per_step);
@@ -119,6 +124,8 @@ impl Verdict {
             true => memory.reserved_bytes.min(memory.available_bytes),
             false => memory.reserved_bytes,
         };
+        let of_sharing = memory.reserved_bytes.saturating_mul(sharing as u64);
+        let fits = memory.fits && (sharing == 1 || of_sharing <= memory.available_bytes);
         let (taken, available) = (size(taken), size(memory.available_bytes));
         let of = if memory.ranks > 1 { format!(", each of {} ranks", memory.ranks) } else { String::new() };
         let host = match memory.host_bytes {
@@ -128,9 +135,19 @@ impl Verdict {
         // The first allocations of a run have no phase.
         let phase = Some(&memory.during).filter(|phase| !phase.is_empty());
         let peak = phase.map_or(String::new(), |phase| format!("; the peak is in {phase}"));
-        let fits = match memory.fits {
-            true => format!("yes: {taken} of {available} of {device}{of}{host}{peak}"),
-            false => format!("NO: {taken} needed, {available} available on {device}{of}{host}{peak}"),
+        let fitting = match (fits, memory.fits) {
+            (true, _) if sharing > 1 => {
+                format!(
+                    "yes: {} of {available} of {device}, {taken} for each of {sharing} ranks{peak}",
+                    size(of_sharing)
+                )
+            }
+            (true, _) => format!("yes: {taken} of {available} of {device}{of}{host}{peak}"),
+            (false, false) => format!("NO: {taken} needed, {available} available on {device}{of}{host}{peak}"),
+            (false, true) => format!(
+                "NO: {sharing} ranks on one machine need {}, {taken} each, and {available} are available on {device}; `--gpu NAME` plans for GPUs{peak}",
+                size(of_sharing)
+            ),
         };
         let count = match (steps, config.training.max_steps) {
             (Some(steps), Some(_)) => format!("{steps} (`training.max_steps`)"),
@@ -161,7 +178,7 @@ impl Verdict {
             false => kept,
         };
         let lines = vec![
-            ("fits", fits),
+            ("fits", fitting),
             ("steps", count),
             ("tokens", format!("{} a step{of_all}", plan.tokens_per_step)),
             ("time", time),
@@ -169,7 +186,18 @@ impl Verdict {
             ("precision", precision(config, plan)),
             ("data", checked.data.clone()),
         ];
-        Verdict { fits: memory.fits, steps, tokens, least_seconds, checkpoint_bytes, lines }
+        Verdict { fits, steps, tokens, least_seconds, checkpoint_bytes, lines }
+    }
+
+    /// Errors if the ranks that share a host do not fit its memory together.
+    pub fn expect_fit(&self) -> Result<()> {
+        match self.fits {
+            true => Ok(()),
+            false => Err(Error::Memory(
+                "the ranks of this machine do not fit its memory together; plan for fewer ranks, for GPUs with `--gpu NAME`, or for more machines with `--hosts`"
+                    .into(),
+            )),
+        }
     }
 
     /// Prints one line for each fact.
@@ -211,7 +239,7 @@ fn millions(count: u64) -> String {
 }
 
 /// Formats bytes as GiB, or as MiB below a tenth of a GiB.
-fn size(bytes: u64) -> String {
+pub fn size(bytes: u64) -> String {
     let mib = bytes as f64 / (1u64 << 20) as f64;
     if mib < 102.4 { format!("{mib:.1} MiB") } else { format!("{:.1} GiB", mib / 1024.0) }
 }

@@ -61,6 +61,7 @@ pub fn shapes(path: &Path) -> Result<Option<PathBuf>> {
 fn objects(paths: &[PathBuf], copies: &Path, reads: Reads) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
+        expect_no_page(path)?;
         let text = path.to_string_lossy();
         let is_page = is_page(&text);
         if reads == Reads::Names || !(is_page || is_store(&text)) {
@@ -198,9 +199,9 @@ impl Remote {
 
     /// Returns the folder in the cache of the model that `path` names on the Hub; `None` if `path` is a local path.
     fn find(&self, path: &Path, reads: Reads) -> Result<Option<PathBuf>> {
+        expect_no_page(path)?;
         let Some(id) = RepoId::of_path(Kind::Model, path) else { return Ok(None) };
-        let found = self.ask(|hub| hub.model(&id, reads == Reads::Weights, &mut Transfer::new("downloaded")));
-        found.map(Some).map_err(|error| or_a_path(error, path))
+        self.ask(|hub| hub.model(&id, reads == Reads::Weights, &mut Transfer::new("downloaded"))).map(Some)
     }
 
     /// Asks the Hub with the known commits, and keeps the commits that it has asked for.
@@ -218,18 +219,14 @@ fn without_queries_of(path: &Path) -> PathBuf {
     if is_page(&text) { PathBuf::from(without_queries(&text)) } else { path.to_path_buf() }
 }
 
-/// Adds to the error of a name of the Hub that it may be a misspelled path.
-fn or_a_path(error: Error, path: &Path) -> Error {
-    let folder = std::env::current_dir().unwrap_or_default();
-    let hint = format!(
-        "; if {} is meant as a path: it does not exist in {}, the folder that the command runs in",
-        path.display(),
-        folder.display()
-    );
-    match error {
-        Error::Config(text) => Error::Config(text + &hint),
-        Error::External(text) => Error::External(text + &hint),
-        other => other,
+/// Errors if `path` is the address of a page of the Hub.
+fn expect_no_page(path: &Path) -> Result<()> {
+    match RepoId::name_of_page(&path.to_string_lossy()) {
+        Some(name) => Err(Error::Config(format!(
+            "{}: this is the address of a page of the Hub; write its name, {name}",
+            path.display()
+        ))),
+        None => Ok(()),
     }
 }
 

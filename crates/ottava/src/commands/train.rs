@@ -1,5 +1,6 @@
 //! `ottava train`.
 
+use super::disk::{in_output_dir, shortage};
 use super::model_links::ModelLinks;
 use super::monitor::{PORT, Page};
 use super::public_settings::public_settings;
@@ -38,7 +39,7 @@ use std::time::{Duration, Instant};
 SIGINT, SIGTERM and SIGHUP save a checkpoint after the step in progress and exit with code 75; before the first step they exit with 130.
 A second signal exits at once with code 130. A signal to one rank stops all ranks. If a rank is lost, all ranks exit with code 5.")]
 pub struct Train {
-    /// The run's TOML file; configs/reference.toml shows every key.
+    /// The run's TOML file; `ottava config reference` shows every key.
     config: PathBuf,
     /// Override a setting: `table.key=VALUE`, or `key=VALUE` if only one table has the key.
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -139,6 +140,7 @@ impl Train {
         }
         if leads {
             remote.save(&config.output_dir)?;
+            warn_of_disk(&config, &trainer, &start);
         }
         let uploads = backup.map(Backup::start);
         let following = trackers.map(|trackers| trackers.start(&config.output_dir, facts(&config))).transpose()?;
@@ -198,8 +200,16 @@ fn take_lock(config: &RunConfig, is_next: bool) -> Result<RunLock> {
     loop {
         match RunLock::take(&config.output_dir) {
             Err(_) if is_next && Instant::now() < deadline => thread::sleep(Duration::from_millis(500)),
-            taken => return taken,
+            taken => return taken.map_err(in_output_dir),
         }
+    }
+}
+
+/// Warns if the checkpoints of a run take more space than is free. The earlier checkpoints of a resumed run already have their space.
+fn warn_of_disk(config: &RunConfig, trainer: &Trainer, start: &Start) {
+    let steps = (*start == Start::New).then(|| trainer.max_steps());
+    if let Some(text) = shortage(config, trainer.checkpoint_bytes(), steps) {
+        tracing::warn!("{text}");
     }
 }
 

@@ -257,7 +257,7 @@ fn a_starter_run_and_an_imported_one_train() {
     let steps = ["--device", "cpu", "--set", "max_steps=1", "--set", "max_length=8", "--set", "text_documents=line"];
     run.succeed(&[&["train", "first.toml"], &steps[..]].concat());
     run.fail(&["init", "model", "text.txt", "--output", "first.toml"], 1, &["not overwritten"]);
-    run.fail(&["init", "model", "absent.jsonl"], 2, &["absent.jsonl"]);
+    run.fail(&["init", "model", "absent.jsonl", "--output", "absent.toml"], 2, &["absent.jsonl"]);
     // The weights of the first run, and a learning rate for adapters.
     let trained = ["init", "run/model", "text.txt", "--output", "lora.toml", "--recipe", "fp8-row", "--lora"];
     run.fail(&[&["init", "model"], &trained[2..]].concat(), 1, &["adapters need the weights of a model"]);

@@ -176,13 +176,20 @@ fn an_id_that_cannot_be_read_says_what_to_do() {
         assert_eq!(output.status.code(), Some(1), "{error}");
         words.iter().for_each(|word| assert!(error.contains(word), "no {word:?} in {error}"));
     };
-    fails(&["generate", "otter/absent", "--prompt", "x"], &["has no model of this name", "HF_TOKEN"]);
+    fails(&["generate", "otter/absent", "--prompt", "x"], &["has no model otter/absent", "HF_TOKEN"]);
     fails(&["download", "a/b/c"], &["write OWNER/NAME"]);
+    // Data where a model is expected, as in `init` with swapped arguments.
+    let hint = "has a data set of this name";
+    fails(&["download", "otter/lines"], &[hint, "`ottava download --dataset otter/lines`"]);
+    fails(&["init", "otter/lines", "text.txt", "--output", "x.toml"], &[hint, "`ottava init MODEL otter/lines`"]);
+    let output = remote.command(&["download", "otter/absent"]).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!error.contains("of this name") && !error.contains("meant as a path"), "{error}");
     fails(&["push", "run", "otter"], &["write OWNER/NAME"]);
     // Old models of the Hub have a single word as their name.
     fails(
         &["generate", "otter-2", "--prompt", "x"],
-        &["no file or folder has the path otter-2", "no model of this name"],
+        &["has no model otter-2, or it is private", "if otter-2 is meant as a path: it does not exist in"],
     );
     // The weights of a model are not downloaded where an adapter is expected.
     remote.publish(&[]);

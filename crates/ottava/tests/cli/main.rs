@@ -11,6 +11,7 @@ mod endpoint;
 mod exceptions;
 mod expert_ranks;
 mod export;
+mod first_run;
 mod forward_metrics;
 mod generate;
 mod hostile;
