@@ -1,4 +1,4 @@
-"""Exports a model folder in each FP8 format and compares what transformers and compressed-tensors make of it on the CPU with `ottava`: every
+"""Exports a model folder in each FP8 and FP4 format and compares what transformers and compressed-tensors make of it on the CPU with `ottava`: every
 weight, and the loss of a text. transformers dequantizes fp8-block, and the package compressed-tensors its own formats.
 
 usage: check_export.py OTTAVA_BINARY MODEL_OR_RUN TEXT_FILE SEQ_LEN
@@ -24,6 +24,8 @@ FORMATS = [
     ("compressed-tensors", ["--scheme", "dynamic"]),
     ("compressed-tensors", ["--scheme", "static"]),
     ("compressed-tensors", ["--scheme", "block"]),
+    ("nvfp4", []),
+    ("mxfp4", []),
 ]
 
 

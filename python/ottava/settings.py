@@ -302,7 +302,7 @@ class Distillation(Table):
     """The share of the steps whose completions the trained model draws (on-policy): their rows keep the prompts of the data, and the teacher reads what the model has drawn at `temperature` behind each prompt."""
     max_completion_length: Optional[int] = None
     """Tokens of a drawn completion at most; a completion also ends where its row ends."""
-    teacher_recipe: Optional[Literal["auto", "fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8"]] = None
+    teacher_recipe: Optional[Literal["auto", "fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"]] = None
     """The recipe of the teacher's products: "auto" is the recipe of the run, or "fp8-current" if that is "fp8-delayed"."""
 
 
@@ -539,7 +539,7 @@ class PrecisionFp16(Table):
 @dataclass
 class Precision(Table):
     """The formats of computation."""
-    recipe: Optional[Literal["fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8"]] = None
+    recipe: Optional[Literal["fp32", "bf16", "fp16", "fp8-delayed", "fp8-current", "fp8-row", "fp8-block", "mxfp8", "nvfp4"]] = None
     """"fp32", "bf16", "fp16" (with a loss scale), or an FP8 recipe, named by where its scales come from."""
     fp8_format: Optional[Literal["auto", "hybrid", "e4m3"]] = None
     """FP8 formats: "hybrid" (gradients in E5M2, everything else in E4M3), "e4m3" (everything in E4M3), or "auto" ("hybrid" with one scale per tensor, "e4m3" with scales per row or block)."""

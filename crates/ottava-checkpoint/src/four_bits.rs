@@ -1,8 +1,8 @@
 //! The four-bit formats of model folders.
 
-use crate::{ModelFiles, TensorInfo, mxfp4, nf4};
+use crate::{ModelFiles, TensorInfo, mxfp4, nf4, packed_fp4};
 use ottava_common::error::Result;
-use ottava_models::{ConfigFile, Quantization};
+use ottava_models::{ConfigFile, Fp4Pack, Quantization};
 use ottava_tensor::{Device, Nf4Tensor, Tensor};
 use std::ops::Range;
 
@@ -15,11 +15,16 @@ pub(super) enum FourBits {
     Mxfp4,
     /// Matrices in NF4, as bitsandbytes writes them.
     Nf4,
+    /// Matrices in NVFP4 or MXFP4, as compressed-tensors writes them.
+    Packed(Fp4Pack),
 }
 
 impl FourBits {
     /// Returns the format that `config.json` declares. Errors if `files` have tables of values of another format.
     pub fn of(config: &ConfigFile, files: &ModelFiles) -> Result<FourBits> {
+        if let Some(format) = Quantization::fp4_pack(config)? {
+            return Ok(FourBits::Packed(format));
+        }
         Ok(match (Quantization::is_mxfp4(config)?, Quantization::is_nf4(config)?) {
             (true, _) => FourBits::Mxfp4,
             (false, true) => {
@@ -36,6 +41,7 @@ impl FourBits {
             FourBits::None => Some(name),
             FourBits::Mxfp4 => mxfp4::weight_name(name),
             FourBits::Nf4 => nf4::weight_name(name),
+            FourBits::Packed(_) => packed_fp4::weight_name(name),
         }
     }
 
@@ -45,6 +51,7 @@ impl FourBits {
             FourBits::None => Ok(None),
             FourBits::Mxfp4 => mxfp4::info(files, name),
             FourBits::Nf4 => nf4::info(files, name),
+            FourBits::Packed(format) => packed_fp4::info(files, format, name),
         }
     }
 
@@ -54,6 +61,7 @@ impl FourBits {
             FourBits::None => unreachable!("no weight has information"),
             FourBits::Mxfp4 => mxfp4::values_of(files, info, elements),
             FourBits::Nf4 => nf4::values_of(files, info, elements),
+            FourBits::Packed(format) => packed_fp4::values_of(files, format, info, elements),
         }
     }
 
@@ -61,7 +69,7 @@ impl FourBits {
     pub fn packed(self, files: &ModelFiles, name: &str, device: &Device) -> Result<Option<Nf4Tensor>> {
         match self {
             FourBits::Nf4 => nf4::info(files, name)?.map_or(Ok(None), |info| nf4::packed(files, &info, device)),
-            FourBits::None | FourBits::Mxfp4 => Ok(None),
+            FourBits::None | FourBits::Mxfp4 | FourBits::Packed(_) => Ok(None),
         }
     }
 }

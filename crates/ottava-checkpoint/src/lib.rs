@@ -62,6 +62,7 @@ pub mod model;
 mod mxfp4;
 mod new_rows;
 mod nf4;
+mod packed_fp4;
 mod progress;
 pub mod safetensors;
 pub mod safetensors_write;

@@ -6,7 +6,7 @@ use crate::{ModelFiles, TensorInfo};
 use ottava_common::error::{Error, Result};
 use ottava_tensor::fp8::E8M0;
 use ottava_tensor::ops::transpose;
-use ottava_tensor::{DType, Device, Tensor};
+use ottava_tensor::{DType, Device, Tensor, fp4};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -16,9 +16,6 @@ const BLOCKS: &str = "_blocks";
 const SCALES: &str = "_scales";
 /// The number of elements that share a scale.
 const BLOCK: usize = 32;
-
-/// The absolute values of E2M1, by code.
-const VALUES: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
 /// Returns the name of the weight whose codes are the tensor `name` of a folder in MXFP4. Returns `None` for scales, which are part of the weight.
 pub(super) fn weight_name(name: &str) -> Option<&str> {
@@ -81,18 +78,12 @@ fn dequantized(files: &ModelFiles, name: &str, expert: usize, [outputs, inputs]:
     blocks.for_each(|((values, codes), &scale)| {
         let scale = E8M0(scale).to_f32();
         for (pair, &byte) in values.chunks_exact_mut(2).zip(codes) {
-            pair[0] = value(byte & 0xf) * scale;
-            pair[1] = value(byte >> 4) * scale;
+            pair[0] = fp4::value(byte & 0xf) * scale;
+            pair[1] = fp4::value(byte >> 4) * scale;
         }
     });
     match values.par_iter().all(|value| value.is_finite()) {
         true => Ok(Tensor::from_slice(&Device::Cpu, &[outputs, inputs], &values)?),
         false => Err(Error::Model(format!("tensor `{name}{SCALES}` has scales that are not finite"))),
     }
-}
-
-/// Returns the value of a code of E2M1.
-fn value(code: u8) -> f32 {
-    let magnitude = VALUES[usize::from(code & 7)];
-    if code & 8 == 0 { magnitude } else { -magnitude }
 }

@@ -66,7 +66,7 @@ pub use decoder::{Adapters, BackwardPass, Decoder, FolderCounts};
 pub use inference::{InferenceBatch, MOST_PACKED, PREFILL_MULTIPLE, SequenceTokens, most_blocks, padded_rows};
 pub use kv_cache::{CacheSizes, KvCache, KvGroup};
 pub use layer_set::LayerSet;
-pub use quantization::{MODELOPT_FILE, Quantization, WeightScales};
+pub use quantization::{Fp4Pack, MODELOPT_FILE, Quantization, WeightScales};
 pub use rope::{LongRope, RopeKind, RopeLengths, RopeScaling, Yarn};
 pub use rope_tables::RopeTables;
 pub use sizes::{DecoderConfig, EmbeddingSpec, FolderNotes, HeadSpec};

@@ -29,6 +29,44 @@ pub struct Quantization {
     pub scales: WeightScales,
 }
 
+/// A format in which compressed-tensors stores matrices in four bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fp4Pack {
+    /// E2M1 codes with E4M3 scales of 16 neighbours, and one scale per matrix.
+    Nvfp4,
+    /// E2M1 codes with E8M0 scales of 32 neighbours.
+    Mxfp4,
+}
+
+impl Fp4Pack {
+    /// All formats.
+    const ALL: [Fp4Pack; 2] = [Fp4Pack::Nvfp4, Fp4Pack::Mxfp4];
+
+    /// Returns the value of `format` in `quantization_config`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Fp4Pack::Nvfp4 => "nvfp4-pack-quantized",
+            Fp4Pack::Mxfp4 => "mxfp4-pack-quantized",
+        }
+    }
+
+    /// Returns the number of neighbours in a row that share a scale.
+    pub const fn block(self) -> usize {
+        match self {
+            Fp4Pack::Nvfp4 => 16,
+            Fp4Pack::Mxfp4 => 32,
+        }
+    }
+
+    /// Returns the value of `strategy` in the settings of weights.
+    pub const fn strategy(self) -> &'static str {
+        match self {
+            Fp4Pack::Nvfp4 => "tensor_group",
+            Fp4Pack::Mxfp4 => "group",
+        }
+    }
+}
+
 impl WeightScales {
     /// Returns the granularity of a cast with such scales, or `None` for blocks of another size than 128x128.
     pub fn granularity(self) -> Option<Granularity> {
@@ -107,13 +145,43 @@ impl Quantization {
         }
     }
 
-    /// Returns how `config.json` quantizes weights to FP8. Returns `None` if weights are not quantized, or if [`Quantization::is_mxfp4`] or
-    /// [`Quantization::is_nf4`] is true.
+    /// Returns the format of compressed-tensors in which `config.json` declares matrices in four bits.
+    ///
+    /// Errors for settings that change what the codes mean.
+    pub fn fp4_pack(config: &ConfigFile) -> Result<Option<Fp4Pack>> {
+        let Some(file) = config.section("quantization_config")? else { return Ok(None) };
+        if file.optional::<Option<String>>("quant_method", None)?.as_deref() != Some("compressed-tensors") {
+            return Ok(None);
+        }
+        let name: String = file.optional("format", String::new())?;
+        let Some(format) = Fp4Pack::ALL.into_iter().find(|format| format.name() == name) else { return Ok(None) };
+        expect_known(&file, COMPRESSED_KEYS)?;
+        expect_dense(&file)?;
+        let groups = file.section("config_groups")?.ok_or_else(|| file.error("the key `config_groups` is missing"))?;
+        for weights in weights_of_groups(&groups, &[&name])? {
+            let (bits, kind) = (weights.required::<u32>("num_bits")?, weights.required::<String>("type")?);
+            if (bits, kind.as_str(), weights.optional("symmetric", true)?) != (4, "float", true) {
+                return Err(not_read(&weights, &format!("a weight of {bits} bits of type \"{kind}\"")));
+            }
+            let (block, strategy) = (weights.required("group_size")?, weights.required::<String>("strategy")?);
+            if (block, strategy.as_str()) != (format.block(), format.strategy()) {
+                return Err(not_read(
+                    &weights,
+                    &format!("`group_size` {block} with `strategy` \"{strategy}\" in {name}"),
+                ));
+            }
+        }
+        Ok(Some(format))
+    }
+
+    /// Returns how `config.json` quantizes weights to FP8. Returns `None` if weights are not quantized, or if they are in four bits:
+    /// [`Quantization::is_mxfp4`] or [`Quantization::is_nf4`] is true, or [`Quantization::fp4_pack`] has a format.
     ///
     /// Errors if the quantization or one of its settings is not supported.
     pub fn read(config: &ConfigFile) -> Result<Option<Quantization>> {
         let Some(file) = config.section("quantization_config")? else { return Ok(None) };
-        if Quantization::is_mxfp4(config)? || Quantization::is_nf4(config)? {
+        if Quantization::is_mxfp4(config)? || Quantization::is_nf4(config)? || Quantization::fp4_pack(config)?.is_some()
+        {
             return Ok(None);
         }
         if file.has("quantization") {
@@ -160,8 +228,8 @@ impl Quantization {
 
 fn not_read(file: &ConfigFile, what: &str) -> ottava_common::Error {
     file.error(&format!(
-        "{what} is not read; FP8 weights of fp8, fbgemm_fp8, compressed-tensors (float-quantized) and modelopt (FP8) are: use the folder \
-         of the unquantized model, or save this one with BF16 weights (`dequantize` of transformers)"
+        "{what} is not read; FP8 weights of fp8, fbgemm_fp8, compressed-tensors (float-quantized) and modelopt (FP8) are, and FP4 weights of \
+         compressed-tensors (nvfp4-pack-quantized, mxfp4-pack-quantized): use the folder of the unquantized model, or save this one with BF16 weights (`dequantize` of transformers)"
     ))
 }
 
@@ -224,11 +292,8 @@ fn blocks(file: &ConfigFile, key: &str, block: [usize; 2]) -> Result<WeightScale
 
 /// Reads the method `compressed-tensors`. Returns `None` if only the KV cache is quantized.
 fn compressed_tensors(file: &ConfigFile) -> Result<Option<Quantization>> {
-    expect_known(file, &["config_groups", "format", "global_compression_ratio", "sparsity_config"])?;
-    let sparsity = file.section("sparsity_config")?.map(|sparsity| sparsity.optional("format", "dense".to_string()));
-    if let Some(sparsity) = sparsity.transpose()?.filter(|format| format != "dense") {
-        return Err(not_read(file, &format!("`sparsity_config` of the format \"{sparsity}\"")));
-    }
+    expect_known(file, COMPRESSED_KEYS)?;
+    expect_dense(file)?;
     let format: String = file.optional("format", FLOATS[0].to_string())?;
     let groups = file.section("config_groups")?;
     let is_empty = groups.as_ref().is_none_or(|groups| groups.values().is_empty());
@@ -240,26 +305,35 @@ fn compressed_tensors(file: &ConfigFile) -> Result<Option<Quantization>> {
     }
 }
 
+/// The keys of compressed-tensors, besides [`COMMON_KEYS`].
+const COMPRESSED_KEYS: &[&str] = &["config_groups", "format", "global_compression_ratio", "sparsity_config"];
+
+/// Errors if weights are sparse.
+fn expect_dense(file: &ConfigFile) -> Result<()> {
+    let sparsity = file.section("sparsity_config")?.map(|sparsity| sparsity.optional("format", "dense".to_string()));
+    match sparsity.transpose()?.filter(|format| format != "dense") {
+        Some(sparsity) => Err(not_read(file, &format!("`sparsity_config` of the format \"{sparsity}\""))),
+        None => Ok(()),
+    }
+}
+
 /// The formats that store FP8 codes and scales unchanged.
 const FLOATS: [&str; 2] = ["float-quantized", "naive-quantized"];
 
-/// Returns the scales of the groups of linears of compressed-tensors. All groups must have the same kind of scales.
-fn group_scales(groups: &ConfigFile) -> Result<Quantization> {
-    let mut found = None;
-    for name in groups.values().keys() {
+/// Returns the settings of the weights of each group of linears of compressed-tensors. `formats` are the formats that a group may
+/// have; the first is the default.
+fn weights_of_groups(groups: &ConfigFile, formats: &[&str]) -> Result<Vec<ConfigFile>> {
+    let of_group = |name: &String| {
         let group = groups.section(name)?.ok_or_else(|| groups.error(&format!("`{name}` is null")))?;
         expect_known(&group, &["format", "input_activations", "targets", "weights"])?;
-        let format: String = group.optional("format", FLOATS[0].to_string())?;
-        if !FLOATS.contains(&format.as_str()) {
+        let format: String = group.optional("format", formats[0].to_string())?;
+        if !formats.contains(&format.as_str()) {
             return Err(not_read(&group, &format!("`format` \"{format}\"")));
         }
         let weights = group.section("weights")?.ok_or_else(|| group.error("the key `weights` is missing"))?;
-        let (bits, kind) = (weights.required::<u32>("num_bits")?, weights.required::<String>("type")?);
-        if (bits, kind.as_str(), weights.optional("symmetric", true)?) != (8, "float", true) {
-            return Err(not_read(&weights, &format!("a weight of {bits} bits of type \"{kind}\"")));
-        }
         let known = [
             "block_structure",
+            "group_size",
             "num_bits",
             "observer",
             "observer_kwargs",
@@ -270,6 +344,22 @@ fn group_scales(groups: &ConfigFile) -> Result<Quantization> {
             "zp_dtype",
         ];
         expect_known(&weights, &known)?;
+        Ok(weights)
+    };
+    groups.values().keys().map(of_group).collect()
+}
+
+/// Returns the scales of the groups of linears of compressed-tensors. All groups must have the same kind of scales.
+fn group_scales(groups: &ConfigFile) -> Result<Quantization> {
+    let mut found = None;
+    for weights in weights_of_groups(groups, &FLOATS)? {
+        let (bits, kind) = (weights.required::<u32>("num_bits")?, weights.required::<String>("type")?);
+        if (bits, kind.as_str(), weights.optional("symmetric", true)?) != (8, "float", true) {
+            return Err(not_read(&weights, &format!("a weight of {bits} bits of type \"{kind}\"")));
+        }
+        if weights.values().get("group_size").is_some_and(|size| !size.is_null()) {
+            return Err(not_read(&weights, "the key `group_size`"));
+        }
         let strategy: String = weights.required("strategy")?;
         let scales = match strategy.as_str() {
             "tensor" => WeightScales::Tensor,

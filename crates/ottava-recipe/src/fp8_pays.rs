@@ -19,7 +19,6 @@ impl Fp8Pays {
         let powers =
             |product: u32, by_outputs: u32| Fp8Pays { product: 1 << product, product_by_outputs: 1 << by_outputs };
         match casts.input.scaling {
-            // MX runs only on a CPU. There it emulates a GPU with blocks.
             _ if casts.input.granularity.is_blocks() => powers(34, 45),
             Scaling::Delayed { .. } => powers(33, 44),
             Scaling::Current(_) => powers(35, 46),

@@ -49,6 +49,9 @@ impl LinearSite {
     /// Returns why stacked matrices cannot be cast by `casts`, if a block of scales or padding would span two matrices.
     fn uncuttable(&self, casts: &LinearCasts) -> Option<String> {
         self.experts?;
+        if casts.weight.granularity.has_tensor_scale() {
+            return Some(format!("experts have no products with {} scales", casts.weight.granularity));
+        }
         let (outputs, block) = (self.outputs, casts.weight.granularity.block().unwrap_or(QuantizedTensor::PAD));
         let cut = || format!("the {outputs} outputs of an expert are no whole blocks of {block}");
         (!outputs.is_multiple_of(block)).then(cut)
@@ -142,9 +145,9 @@ impl Recipe {
                 return Ok(plain(format!("last_layers_bf16 = {last}")));
             }
         }
-        if let Some(tokens) =
-            slow_at.filter(|&tokens| !Fp8Pays::for_casts(&casts).holds(site.rows(tokens), site.outputs, site.inputs))
-        {
+        let is_slow = |tokens: usize| !Fp8Pays::for_casts(&casts).holds(site.rows(tokens), site.outputs, site.inputs);
+        let is_emulated = casts.input.granularity.microscaling().is_some();
+        if let Some(tokens) = slow_at.filter(|&tokens| !is_emulated && is_slow(tokens)) {
             return Ok(plain(format!("skip_slow_linears: at {tokens} tokens FP8 is slower than {}", self.compute)));
         }
         if let Some(reason) = site.uncuttable(&casts) {
@@ -257,7 +260,11 @@ fn scaling(casts: &LinearCasts) -> String {
                 }
                 _ => "",
             };
-            format!("each {what} is scaled by its own amax{rounded}{squares}")
+            let emulated = match casts.input.granularity.microscaling() {
+                Some(_) => "; emulated by products of dequantized values",
+                None => "",
+            };
+            format!("each {what} is scaled by its own amax{rounded}{squares}{emulated}")
         }
         Scaling::Delayed { how, window, .. } => {
             let reducer = match how.reducer {
@@ -273,9 +280,10 @@ fn scaling(casts: &LinearCasts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{ExceptionsConfig, Precision, PrecisionOverride, RecipeName};
+    use crate::{ExceptionsConfig, Fp8Format, Precision, PrecisionOverride, RecipeName};
     use ottava_tensor::Device;
     use ottava_tensor::cuda::GpuModel;
+    use ottava_tensor::ops::Accumulation;
 
     fn site(block: usize, name: &str, parts: &[&str]) -> LinearSite {
         let full = |name: &str| format!("model.layers.{block}.{name}");
@@ -450,9 +458,36 @@ mod tests {
                 "has recipe fp16, and activations of the run are in BF16",
             ),
             (other(&["a"], Some(RecipeName::Fp8Row)), RecipeName::Fp32, "recipe fp32 has no other formats"),
+            (
+                PrecisionOverride { fp8_format: Some(Fp8Format::E4m3), ..other(&["a"], Some(RecipeName::Nvfp4)) },
+                RecipeName::Bf16,
+                "has recipe nvfp4, whose values are E2M1; leave `fp8_format` out",
+            ),
         ] {
             let problems = Precision { recipe: base, ..with(vec![overrides]) }.problems().join("\n");
             assert!(problems.contains(words), "{problems}");
+        }
+    }
+
+    /// Experts have no products with a scale of the tensor, scales have no settings, and speed makes no exceptions on a GPU.
+    #[test]
+    fn nvfp4_has_the_casts_of_its_recipe() {
+        let nvfp4 = Precision { recipe: RecipeName::Nvfp4, ..Precision::default() };
+        let recipe = nvfp4.recipe_on(&Device::dry_gpu(GpuModel::h200()), 96);
+        let (casts, products) = recipe.decide(&sites()[0]).unwrap().fp8.unwrap();
+        let granularities = [casts.input, casts.weight, casts.grad_output].map(|cast| cast.granularity);
+        assert_eq!(granularities, [Granularity::Nvfp4, Granularity::Nvfp4Squares, Granularity::Nvfp4Stochastic]);
+        assert_eq!(products.wgrad, ProductPrecision::Fp8(Accumulation::Exact));
+        let experts = LinearSite { experts: Some(ExpertCounts { count: 4, chosen: 2 }), ..sites()[0].clone() };
+        let decision = recipe.decide(&experts).unwrap();
+        assert!(decision.fp8.is_none() && decision.reason.contains("experts have no products"), "{}", decision.reason);
+        assert_eq!(nvfp4.problems(), [""; 0]);
+        for (precision, key) in [
+            (Precision { power_of_two_scales: true, ..nvfp4.clone() }, "power_of_two_scales"),
+            (Precision { fp8_format: Fp8Format::E4m3, ..nvfp4.clone() }, "fp8_format"),
+        ] {
+            let problems = precision.problems().join("\n");
+            assert!(problems.contains(&format!("`precision.{key}` is not for \"nvfp4\"")), "{problems}");
         }
     }
 
@@ -483,19 +518,17 @@ mod tests {
             let recipe = Precision { recipe, ..Precision::default() }.recipe();
             recipe.expect_on(&Device::dry_gpu(GpuModel::named(gpu).unwrap())).map_err(|error| error.to_string())
         };
-        use RecipeName::{Bf16, Fp8Block, Fp8Current, Fp8Row, Mxfp8};
+        use RecipeName::{Bf16, Fp8Block, Fp8Current, Fp8Row, Mxfp8, Nvfp4};
         for (gpu, recipe) in [("H200", Fp8Block), ("H100", Fp8Row), ("L40S", Fp8Current), ("A100", Bf16)] {
             check(gpu, recipe).unwrap();
         }
+        for (gpu, recipe) in ["H200", "B200", "A100"].into_iter().flat_map(|gpu| [(gpu, Mxfp8), (gpu, Nvfp4)]) {
+            check(gpu, recipe).unwrap();
+        }
         for (gpu, recipe, parts) in [
-            (
-                "H200",
-                Mxfp8,
-                ["mxfp8 does not run on NVIDIA H200: cuBLASLt has no FP8 products with mx", "use recipe fp8-block,"],
-            ),
             ("L40S", Fp8Row, ["no FP8 products with per-row scales on Ada", "use recipe fp8-current,"]),
             ("A100", Fp8Current, ["no FP8 products with per-tensor scales on Ampere", "use recipe bf16,"]),
-            ("B200", Mxfp8, ["no kernel casts to MX blocks", "use recipe fp8-current,"]),
+            ("B200", Fp8Row, ["no FP8 products with per-row scales on Blackwell", "use recipe fp8-current,"]),
         ] {
             let message = check(gpu, recipe).unwrap_err();
             assert!(parts.iter().all(|part| message.contains(part)), "{message}");

@@ -254,7 +254,7 @@ impl Precision {
                 self.delayed.interval
             ));
         }
-        if matches!(self.recipe, RecipeName::Fp8Block | RecipeName::Mxfp8) {
+        if matches!(self.recipe, RecipeName::Fp8Block | RecipeName::Mxfp8 | RecipeName::Nvfp4) {
             let sums = [
                 self.accumulation.fprop_accumulation,
                 self.accumulation.dgrad_accumulation,
@@ -279,6 +279,13 @@ impl Precision {
                 "`precision.power_of_two_scales` is not for \"fp8-delayed\", whose scales follow from the amaxes of earlier steps; leave it out, or choose another recipe"
                     .to_string(),
             );
+        }
+        if self.recipe == RecipeName::Nvfp4 {
+            let settings =
+                [("power_of_two_scales", self.power_of_two_scales), ("fp8_format", self.fp8_format != Fp8Format::Auto)];
+            problems.extend(settings.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| {
+                format!("`precision.{key}` is not for \"nvfp4\", whose values are E2M1 and whose scales are E4M3; leave it out, or choose another recipe")
+            }));
         }
         if self.smooth_swiglu && !matches!(self.recipe, RecipeName::Fp8Delayed | RecipeName::Fp8Current) {
             problems.push(format!(
@@ -408,6 +415,9 @@ impl Precision {
         if (other.recipe, other.fp8_format, &other.high_precision_products) == (None, None, &None) {
             problems.push(format!("{table} changes nothing; set `recipe`, `fp8_format` or `high_precision_products`"));
         }
+        if other.recipe == Some(RecipeName::Nvfp4) && other.fp8_format.is_some() {
+            problems.push(format!("{table} has recipe nvfp4, whose values are E2M1; leave `fp8_format` out"));
+        }
         let is_fp8_or_bf16 = |recipe| !matches!(recipe, RecipeName::Fp32 | RecipeName::Fp16);
         if !is_fp8_or_bf16(self.recipe) {
             problems.push(format!(
@@ -435,7 +445,8 @@ impl Precision {
         };
         let delayed =
             Scaling::Delayed { how, window: self.delayed.amax_history_len, first_step: self.delayed.first_step };
-        let own = Scaling::Current(CurrentScaling { epsilon: 0.0, power_of_two: self.power_of_two_scales });
+        let power_of_two = self.power_of_two_scales && self.recipe != RecipeName::Nvfp4;
+        let own = Scaling::Current(CurrentScaling { epsilon: 0.0, power_of_two });
         // The granularities are for activations and for weights.
         let (compute, scaling) = match self.recipe {
             RecipeName::Fp32 => (DType::F32, None),
@@ -446,14 +457,17 @@ impl Precision {
             RecipeName::Fp8Row => (DType::BF16, Some((own, [Granularity::PerRow; 2]))),
             RecipeName::Fp8Block => (DType::BF16, Some((own, [Granularity::Blocks1x128, Granularity::Blocks128x128]))),
             RecipeName::Mxfp8 => (DType::BF16, Some((own, [Granularity::Mx; 2]))),
+            RecipeName::Nvfp4 => (DType::BF16, Some((own, [Granularity::Nvfp4, Granularity::Nvfp4Squares]))),
         };
         let casts = scaling.map(|(scaling, [activations, weights])| {
             let gradients = match (self.fp8_format, activations) {
+                (_, Granularity::Nvfp4) => DType::E4M3,
                 (Fp8Format::Hybrid, _) | (Fp8Format::Auto, Granularity::PerTensor) => DType::E5M2,
                 (Fp8Format::E4m3 | Fp8Format::Auto, _) => DType::E4M3,
             };
             let of_gradients = match (self.wgrad_blocks, activations) {
                 (WgradBlocks::Square, Granularity::Blocks1x128) => Granularity::MixedBlocks,
+                (_, Granularity::Nvfp4) => Granularity::Nvfp4Stochastic,
                 (WgradBlocks::Along | WgradBlocks::Square, activations) => activations,
             };
             LinearCasts {

@@ -153,8 +153,10 @@ pub enum RecipeName {
     Fp8Row,
     /// FP8 products with one scale per block: 1x128 for activations, 128x128 for weights.
     Fp8Block,
-    /// FP8 products with one power of two per 32 values; emulated on the CPU, not available on Hopper GPUs.
+    /// FP8 products with one power of two per 32 values, as on Blackwell GPUs; emulated on every device, slower than "bf16".
     Mxfp8,
+    /// 4-bit products with one E4M3 scale per 16 values and one scale per tensor, as on Blackwell GPUs; emulated on every device, slower than "bf16".
+    Nvfp4,
 }
 
 impl Recipe {
@@ -195,12 +197,11 @@ impl Recipe {
                 gpu.name()
             )))
         };
-        for cast in [input, weight, grad_output] {
+        // Products of formats with small blocks are emulated on every GPU.
+        let casts = [input, weight, grad_output].into_iter().filter(|cast| cast.granularity.microscaling().is_none());
+        for cast in casts {
             if let Err(error) = capability.expect_fp8_product(cast.granularity) {
                 return refuse(error.to_string());
-            }
-            if cast.granularity == Granularity::Mx {
-                return refuse("no kernel casts to MX blocks".into());
             }
         }
         Ok(())
@@ -209,7 +210,7 @@ impl Recipe {
 
 impl RecipeName {
     /// All names, in the order in which they are documented.
-    pub const ALL: [RecipeName; 8] = [
+    pub const ALL: [RecipeName; 9] = [
         RecipeName::Fp32,
         RecipeName::Bf16,
         RecipeName::Fp16,
@@ -218,11 +219,18 @@ impl RecipeName {
         RecipeName::Fp8Row,
         RecipeName::Fp8Block,
         RecipeName::Mxfp8,
+        RecipeName::Nvfp4,
     ];
 
-    /// The recipes that cast to FP8.
-    pub const FP8: [RecipeName; 5] =
-        [RecipeName::Fp8Delayed, RecipeName::Fp8Current, RecipeName::Fp8Row, RecipeName::Fp8Block, RecipeName::Mxfp8];
+    /// The recipes that cast to FP8, or to a narrower format.
+    pub const FP8: [RecipeName; 6] = [
+        RecipeName::Fp8Delayed,
+        RecipeName::Fp8Current,
+        RecipeName::Fp8Row,
+        RecipeName::Fp8Block,
+        RecipeName::Mxfp8,
+        RecipeName::Nvfp4,
+    ];
 
     /// Returns the spelling in configuration files.
     pub const fn as_str(self) -> &'static str {
@@ -235,6 +243,7 @@ impl RecipeName {
             RecipeName::Fp8Row => "fp8-row",
             RecipeName::Fp8Block => "fp8-block",
             RecipeName::Mxfp8 => "mxfp8",
+            RecipeName::Nvfp4 => "nvfp4",
         }
     }
 }

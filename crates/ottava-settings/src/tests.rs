@@ -250,7 +250,7 @@ fn names_with_another_meaning_are_refused_with_a_reason_and_our_key() {
         ("fp8_param_gather = true", "ranks gather FP8 codes"),
         ("fp8_communication = true", "`reduce_dtype = \"float8\"`"),
         ("tp_only_amax_red = true", "the split of its tensor"),
-        ("use_mxfp8_block_scaling = true", "emulated on the CPU"),
+        ("use_mxfp8_block_scaling = true", "under [precision], which is emulated"),
         ("calibrating = true", "`high_precision_steps = \"1..100\"`"),
         ("use_split_accumulator = true", "`dgrad_accumulation`"),
         ("filter_fqns = [\"lm_head\"]", "`high_precision_layers`"),

@@ -25,6 +25,17 @@ impl E8M0 {
     /// The NaN code.
     pub const NAN: E8M0 = E8M0(255);
 
+    /// Returns the smallest power of two that is at least `x`, which is not negative. Infinity becomes 2¹²⁷, and zero 2⁻¹²⁷.
+    pub fn rounded_up(x: f32) -> E8M0 {
+        if x.is_infinite() {
+            return E8M0(254);
+        }
+        let (exponent, mantissa) = (x.to_bits() >> 23, x.to_bits() & 0x7F_FFFF);
+        // 2^-127 is a subnormal number: half of the mantissa's range.
+        let is_covered = mantissa == 0 || exponent == 254 || exponent == 0 && mantissa <= 0x40_0000;
+        E8M0(exponent as u8 + u8::from(!is_covered))
+    }
+
     /// Returns the exact value of the code.
     pub fn to_f32(self) -> f32 {
         match self {

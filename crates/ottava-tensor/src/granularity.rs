@@ -3,7 +3,7 @@
 //! To add a granularity, add a variant here, and complete every match that no longer compiles:
 //!
 //! - in this crate: `Granularity` and `quantized.rs`; the casts in `ops/quantize/`, and `ops/destination.rs` with the define `SHARING` of
-//!   `destination.cuh`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/` and `ops/gemm/wgmma.rs`, and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
+//!   `destination.cuh`, or for a format without products on Hopper `ops/microscaling/`; the scale modes of products in `cuda/cublaslt/spec.rs`, `ops/gemm/` and `ops/gemm/wgmma.rs`, and `ops/grouped_gemm/`; `ops/permute/mod.rs`;
 //!   `CAPABILITIES` in `capability.rs`
 //! - in other crates: the recipe (`Precision::recipe`, `recipe/linears.rs`, `recipe/fp8_pays.rs`), `scaling/scales.rs`, `layers/moe/dispatch.rs`, and,
 //!   for writing and reading folders, `export/linears.rs`, `export/format.rs` and `models/quantization.rs`
@@ -40,9 +40,58 @@ pub enum Granularity {
     /// is faster than a product of 1x128 blocks with 1x128 blocks.
     #[serde(rename = "mixed-blocks")]
     MixedBlocks,
-    /// One power of two per 32 neighbours along a row: OCP MX specification v1.0, section 5. Only on the CPU, because Hopper has no MX products.
+    /// One power of two per 32 neighbours along a row: OCP MX specification v1.0, section 5. Products are emulated ([`Microscaling`]).
     #[serde(rename = "mx")]
     Mx,
+    /// NVFP4 for activations: E2M1 values, one E4M3 scale per 16 neighbours along a row, and one F32 scale per tensor. The transposed copy is cast
+    /// after a Hadamard transform. Products are emulated ([`Microscaling`]).
+    #[serde(rename = "nvfp4")]
+    Nvfp4,
+    /// NVFP4 for activations of inference: as [`Granularity::Nvfp4`], with one F32 scale per row instead of per tensor, so that a row does not depend on
+    /// other rows.
+    #[serde(rename = "nvfp4-rows")]
+    Nvfp4Rows,
+    /// NVFP4 for weights: one E4M3 scale per square of 16 rows and 16 columns, so that both copies have the same values.
+    #[serde(rename = "nvfp4-16x16")]
+    Nvfp4Squares,
+    /// NVFP4 for gradients: as [`Granularity::Nvfp4`], with stochastic rounding.
+    #[serde(rename = "nvfp4-stochastic")]
+    Nvfp4Stochastic,
+}
+
+/// A format with scales of small blocks, for the tensor cores of Blackwell GPUs. Casts are separate ops
+/// (`ops/microscaling/`), and products multiply dequantized operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Microscaling {
+    /// The scales of blocks.
+    pub levels: Levels,
+    /// The number of rows that share the scale of a block.
+    pub rows: usize,
+    /// Whether the transposed copy is cast after a Hadamard transform of 16 neighbours along its rows.
+    pub rotates_columns: bool,
+    /// Whether values are rounded stochastically instead of to nearest.
+    pub stochastic: bool,
+    /// Whether the second level has a scale for each row instead of one for the tensor.
+    pub scales_rows: bool,
+}
+
+/// The scales of a format with small blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Levels {
+    /// FP8 codes with one E8M0 scale per 32 values (MX).
+    One,
+    /// E2M1 values with one E4M3 scale per 16 values, and one F32 scale per tensor (NVFP4). The values are stored as E4M3 codes. The scale of the
+    /// tensor follows the scales of blocks, once for each row.
+    Two,
+}
+
+/// How values are cast to a granularity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Casting {
+    /// By the kernels of `destination.cuh`, with this value of `SHARING`. Producers can write codes.
+    Fused(&'static str),
+    /// By separate ops.
+    Separate(Microscaling),
 }
 
 /// The properties of a granularity. [`Granularity::info`] has a row for each granularity.
@@ -58,8 +107,8 @@ pub struct GranularityInfo {
     pub copies: Option<[Granularity; 2]>,
     /// Whether every scale is a power of two.
     pub power_of_two: bool,
-    /// The value of `SHARING` for the kernels in `destination.cuh`, or the reason why no kernels exist.
-    pub sharing: Result<&'static str, &'static str>,
+    /// How values are cast.
+    pub casting: Casting,
     /// The value of `cublasLtMatmulMatrixScale_t`.
     pub cublaslt_mode: i32,
 }
@@ -102,10 +151,32 @@ impl Granularity {
             },
             Granularity::Mx => GranularityInfo {
                 power_of_two: true,
-                sharing: Err("MX is emulated on the CPU; Hopper has no MX products"),
+                casting: Casting::Separate(Microscaling { levels: Levels::One, ..NVFP4 }),
                 ..GranularityInfo::new("mx", "32 neighbours along the sums", Shared::Strip(32), "", 2)
             },
+            Granularity::Nvfp4 => GranularityInfo::nvfp4("nvfp4", Microscaling { rotates_columns: true, ..NVFP4 }),
+            Granularity::Nvfp4Rows => {
+                GranularityInfo::nvfp4("nvfp4, rows", Microscaling { scales_rows: true, ..NVFP4 })
+            }
+            Granularity::Nvfp4Squares => GranularityInfo::nvfp4("nvfp4, 16x16", Microscaling { rows: 16, ..NVFP4 }),
+            Granularity::Nvfp4Stochastic => GranularityInfo::nvfp4(
+                "nvfp4, stochastic",
+                Microscaling { rotates_columns: true, stochastic: true, ..NVFP4 },
+            ),
         }
+    }
+
+    /// Returns the format of small blocks, or `None` for a granularity with products on Hopper.
+    pub const fn microscaling(self) -> Option<Microscaling> {
+        match self.info().casting {
+            Casting::Fused(_) => None,
+            Casting::Separate(how) => Some(how),
+        }
+    }
+
+    /// Returns whether the tensor has a scale besides the scales of blocks.
+    pub const fn has_tensor_scale(self) -> bool {
+        matches!(self.microscaling(), Some(Microscaling { levels: Levels::Two, .. }))
     }
 
     /// Returns the length of a block along the contracted dimension, or `None` for one scale per row or tensor.
@@ -158,13 +229,13 @@ impl Granularity {
     /// Returns the shape of the inverse scales of these codes, in the layout of cuBLASLt. Per tensor: `[1]`. Per row: `[rows]`. 1x128 blocks:
     /// `[length / 128, rows]`. 128x128 blocks: `[rows / 128, length / 128]`, with the second dimension padded to a multiple of 4. The sizes are
     /// padded sizes. Padding has the scale of zeros, except that the padding of 128x128 scales is zero. For mixed blocks, returns the shape for
-    /// `codes`.
+    /// `codes`. With a scale of the tensor, one more row of scales repeats this scale.
     pub fn scales_shape(self, rows: usize, length: usize) -> Vec<usize> {
         let padded = padded(rows);
         match self.info().shared {
             Shared::Tensor => vec![1],
             Shared::Row => vec![padded],
-            Shared::Strip(block) => vec![length.div_ceil(block), padded],
+            Shared::Strip(block) => vec![length.div_ceil(block) + self.has_tensor_scale() as usize, padded],
             Shared::Square(side) => vec![rows.div_ceil(side), length.div_ceil(side).next_multiple_of(4)],
         }
     }
@@ -187,6 +258,10 @@ impl Granularity {
     }
 }
 
+/// NVFP4 with scales of strips, to nearest.
+const NVFP4: Microscaling =
+    Microscaling { levels: Levels::Two, rows: 1, rotates_columns: false, stochastic: false, scales_rows: false };
+
 /// The name of the group of elements with a separate scale, in a recipe with blocks.
 const BLOCKS: &str = "block of 1x128, of weights of 128x128,";
 
@@ -198,8 +273,16 @@ impl GranularityInfo {
         sharing: &'static str,
         cublaslt_mode: i32,
     ) -> GranularityInfo {
-        let sharing = Ok(sharing);
-        GranularityInfo { name, each, shared, copies: None, power_of_two: false, sharing, cublaslt_mode }
+        let casting = Casting::Fused(sharing);
+        GranularityInfo { name, each, shared, copies: None, power_of_two: false, casting, cublaslt_mode }
+    }
+
+    const fn nvfp4(name: &'static str, how: Microscaling) -> GranularityInfo {
+        let each = "16 neighbours along the sums, of weights each 16x16,";
+        GranularityInfo {
+            casting: Casting::Separate(how),
+            ..GranularityInfo::new(name, each, Shared::Strip(16), "", 0)
+        }
     }
 }
 

@@ -18,7 +18,7 @@
 //!
 //! Modules are arranged in floors. A file imports only from its own floor or from lower floors:
 //!
-//! - 0: formats and errors (`dtype`, `fp8`, `element`, `granularity`, `error`, `capability`)
+//! - 0: formats and errors (`dtype`, `fp4`, `fp8`, `element`, `granularity`, `error`, `capability`)
 //! - 1: memory and devices (`tensor`, `quantized`, `device`, `host_transfer`, `cuda`)
 //! - 2: `ops` and `comm`, which use both
 //!
@@ -33,6 +33,7 @@ pub mod device;
 pub mod dtype;
 pub mod element;
 pub mod error;
+pub mod fp4;
 pub mod fp8;
 pub mod granularity;
 pub mod host_transfer;
@@ -53,7 +54,7 @@ pub use capability::{Capability, Feature};
 pub use device::{Device, MemoryKind};
 pub use dtype::DType;
 pub use error::{Error, RankFault, Result};
-pub use granularity::{Granularity, GranularityInfo};
+pub use granularity::{Granularity, GranularityInfo, Microscaling};
 pub use host_transfer::{HostTransfer, discard_mirrors};
 pub use quantized::QuantizedTensor;
 pub use snapshot::Snapshot;

@@ -13,6 +13,9 @@ impl Fp8Format {
     /// One scale per weight and one scale per input.
     const STATIC: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Static };
 
+    /// E4M3 scales per 16 inputs, and one scale per weight.
+    const NVFP4: Fp8Format = Fp8Format { layout: Convention::CompressedTensors, scheme: Scheme::Nvfp4 };
+
     /// Returns the format for `source`, and the reason. With `static_scales` of inputs, it is the format that stores them. Otherwise, it is the
     /// format whose scales are like the scales of the source's run, so that the codes equal the codes of training. If there is no such format, scales
     /// are per block if all linears have whole blocks, else per row.
@@ -41,6 +44,7 @@ impl Fp8Format {
         let of_run = source.recipe.casts.as_ref().and_then(|casts| match casts.weight.granularity {
             Granularity::Blocks128x128 => (whole > 0).then_some(Fp8Format::FP8_BLOCK),
             Granularity::PerRow => Some(Fp8Format::ROWS),
+            Granularity::Nvfp4Squares => Some(Fp8Format::NVFP4),
             Granularity::PerTensor => (!source.delayed.is_empty()).then_some(Fp8Format::STATIC),
             // No format has scales of this granularity.
             _ => None,

@@ -1,9 +1,9 @@
-//! The FP8 formats of inference engines, as data: granularity and names of scales, and the content of `config.json`.
+//! The FP8 and FP4 formats of inference engines, as data: granularity and names of scales, and the content of `config.json`.
 //!
-//! In all formats, the weight of a linear keeps its name and its shape `[outputs, inputs]` and becomes E4M3. The scale is a separate F32 tensor, and
-//! is multiplied with the codes. Sources: the loaders of vLLM, transformers, compressed-tensors and ModelOpt.
+//! In FP8 formats, the weight of a linear keeps its name and its shape `[outputs, inputs]` and becomes E4M3. The scale is a separate F32 tensor, and
+//! is multiplied with the codes. `fp4.rs` has the tensors of FP4 formats. Sources: the loaders of vLLM, transformers, compressed-tensors and ModelOpt.
 
-use ottava_models::{MODELOPT_FILE, WeightScales};
+use ottava_models::{Fp4Pack, MODELOPT_FILE, WeightScales};
 use ottava_tensor::Granularity;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -32,9 +32,13 @@ pub enum Scheme {
     Static,
     /// One scale per 128x128 block of a weight, from the run or a power of two. Engines compute one scale per 128 channels of a token.
     Block,
+    /// Four bits: one E4M3 scale per 16 inputs and one scale per weight. Only in compressed-tensors. Engines do not cast inputs.
+    Nvfp4,
+    /// Four bits: one E8M0 scale per 32 inputs. Only in compressed-tensors. Engines do not cast inputs.
+    Mxfp4,
 }
 
-/// A format of FP8 weights.
+/// A format of FP8 or FP4 weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Fp8Format {
     /// The convention of names and settings.
@@ -53,15 +57,28 @@ impl Fp8Format {
             Scheme::Dynamic => WeightScales::Rows,
             Scheme::Static => WeightScales::Tensor,
             Scheme::Block => WeightScales::Blocks([128, 128]),
+            Scheme::Nvfp4 => WeightScales::Blocks([1, Fp4Pack::Nvfp4.block()]),
+            Scheme::Mxfp4 => WeightScales::Blocks([1, Fp4Pack::Mxfp4.block()]),
         }
     }
 
-    /// Returns the granularity that casts use for [`Fp8Format::scales`].
-    pub fn granularity(self) -> Granularity {
+    /// Returns the granularity of the casts of training whose codes the format keeps. Returns `None` if no recipe has such casts.
+    pub fn granularity(self) -> Option<Granularity> {
         match self.scheme {
-            Scheme::Dynamic => Granularity::PerRow,
-            Scheme::Static => Granularity::PerTensor,
-            Scheme::Block => Granularity::Blocks128x128,
+            Scheme::Dynamic => Some(Granularity::PerRow),
+            Scheme::Static => Some(Granularity::PerTensor),
+            Scheme::Block => Some(Granularity::Blocks128x128),
+            Scheme::Nvfp4 => Some(Granularity::Nvfp4Squares),
+            Scheme::Mxfp4 => None,
+        }
+    }
+
+    /// Returns the format of compressed-tensors, if weights are in four bits.
+    pub fn fp4(self) -> Option<Fp4Pack> {
+        match self.scheme {
+            Scheme::Nvfp4 => Some(Fp4Pack::Nvfp4),
+            Scheme::Mxfp4 => Some(Fp4Pack::Mxfp4),
+            Scheme::Dynamic | Scheme::Static | Scheme::Block => None,
         }
     }
 
@@ -69,7 +86,8 @@ impl Fp8Format {
     /// blocks must be whole: transformers rejects incomplete blocks, and vLLM rejects shares of a block. FP8 products of Hopper GPUs need 16.
     pub fn multiple(self) -> usize {
         match self.scheme {
-            Scheme::Dynamic | Scheme::Static => 16,
+            Scheme::Dynamic | Scheme::Static | Scheme::Nvfp4 => 16,
+            Scheme::Mxfp4 => 32,
             Scheme::Block => 128,
         }
     }
@@ -91,7 +109,7 @@ impl Fp8Format {
             (Convention::ModelOpt, Scheme::Dynamic) => vec![grid[0]],
             (Convention::ModelOpt, Scheme::Block) => vec![grid[0], 1, grid[1], 1],
             (_, Scheme::Static) => vec![1],
-            (_, Scheme::Dynamic | Scheme::Block) => grid.to_vec(),
+            (_, Scheme::Dynamic | Scheme::Block | Scheme::Nvfp4 | Scheme::Mxfp4) => grid.to_vec(),
         }
     }
 
@@ -117,7 +135,8 @@ impl Fp8Format {
             }),
             Convention::CompressedTensors => {
                 let number = |fields: Value| {
-                    let mut number = json!({"num_bits": 8, "type": "float", "symmetric": true});
+                    let bits = if self.fp4().is_some() { 4 } else { 8 };
+                    let mut number = json!({"num_bits": bits, "type": "float", "symmetric": true});
                     let fields = fields.as_object().expect("fields are an object").clone();
                     number.as_object_mut().expect("it is an object").extend(fields);
                     number
@@ -135,16 +154,21 @@ impl Fp8Format {
                         json!({"dynamic": false, "strategy": "block", "block_structure": [128, 128]}),
                         json!({"dynamic": true, "strategy": "group", "group_size": 128}),
                     ),
+                    Scheme::Nvfp4 | Scheme::Mxfp4 => {
+                        let format = self.fp4().expect("weights are in four bits");
+                        let (strategy, block) = (format.strategy(), format.block());
+                        (json!({"dynamic": false, "strategy": strategy, "group_size": block}), Value::Null)
+                    }
                 };
                 let group = json!({
                     "targets": ["Linear"],
                     "weights": number(weights),
-                    "input_activations": number(inputs),
+                    "input_activations": if inputs.is_null() { inputs } else { number(inputs) },
                     "output_activations": null,
                 });
                 json!({
                     "quant_method": "compressed-tensors",
-                    "format": "float-quantized",
+                    "format": self.fp4().map_or("float-quantized", Fp4Pack::name),
                     "quantization_status": "compressed",
                     "ignore": left,
                     "kv_cache_scheme": null,
@@ -181,6 +205,7 @@ impl Fp8Format {
             Scheme::Dynamic => "FP8_PER_CHANNEL_PER_TOKEN",
             Scheme::Static => "FP8",
             Scheme::Block => "FP8_PB_WO",
+            Scheme::Nvfp4 | Scheme::Mxfp4 => unreachable!("these schemes are formats of compressed-tensors"),
         }
     }
 }

@@ -9,7 +9,7 @@ use ottava_recipe::{Decision, LinearSite, Scaling};
 use ottava_tensor::ops::CurrentScaling;
 use std::collections::BTreeMap;
 
-/// A linear that is exported in FP8, with the linears that engines fuse with it. They are cast together.
+/// A linear that is exported in FP8 or in four bits, with the linears that engines fuse with it. They are cast together.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     /// The name of the linear in the scaling state.
@@ -66,7 +66,7 @@ impl Linears {
                 Scheme::Static => {
                     Some(source.input_scale(&description, site, input_scales).ok_or_else(|| no_scale(site))?)
                 }
-                Scheme::Dynamic | Scheme::Block => None,
+                Scheme::Dynamic | Scheme::Block | Scheme::Nvfp4 | Scheme::Mxfp4 => None,
             };
             linears.groups.push(Group::new(source, format, site, parts, decision, input_scale));
         }
@@ -74,7 +74,7 @@ impl Linears {
             let reasons = linears.left.first().map_or("the model has no linears", |(_, reason)| reason);
             let hint = match format.scheme {
                 Scheme::Block => "; `--format compressed-tensors` has one scale per output, and needs multiples of 16",
-                Scheme::Dynamic | Scheme::Static => "",
+                Scheme::Dynamic | Scheme::Static | Scheme::Nvfp4 | Scheme::Mxfp4 => "",
             };
             return Err(source.config.error(&format!("no linear can be exported in this format: {reasons}{hint}")));
         }
@@ -179,7 +179,7 @@ fn scale(source: &Source, format: Fp8Format, site: &LinearSite, decision: &Decis
             "smooth_swiglu folds scales of the input into this weight, which the run casts anew for each micro-batch",
         );
     }
-    if casts.weight.granularity != format.granularity() {
+    if Some(casts.weight.granularity) != format.granularity() {
         return again(&format!(
             "the run's recipe {} scales weights differently ({})",
             name.as_str(),

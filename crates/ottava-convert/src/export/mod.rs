@@ -1,4 +1,4 @@
-//! Exports models for other programs: folders with weights in BF16, folders with the linears of the blocks in FP8, and GGUF files.
+//! Exports models for other programs: folders with weights in BF16, folders with the linears of the blocks in FP8 or in four bits, and GGUF files.
 //!
 //! [`WeightFiles`] reads folders with FP8 weights.
 //!
@@ -14,6 +14,7 @@ mod cast;
 mod default_format;
 mod finite;
 mod format;
+mod fp4;
 pub mod gguf;
 mod linears;
 mod report;
@@ -23,7 +24,7 @@ pub use format::{Convention, Fp8Format, Scheme};
 pub use report::{Left, LinearReport, Report};
 pub use source::Source;
 
-use cast::Codes;
+use cast::{Codes, scales};
 use finite::{expect_finite, not_finite};
 use linears::{Group, Linears};
 use ottava_checkpoint::model::{MASKS_AND_ANGLES, as_json, expect_new_folder};
@@ -45,6 +46,8 @@ enum Made {
     Codes(usize, usize),
     /// Scales in F32.
     Scales(Vec<f32>),
+    /// Scales in one byte each.
+    Bytes(Vec<u8>),
 }
 
 /// Writes the model of `source` to the new folder `output`. The linears of its blocks are in `format`; if `format` is `None`, all weights are in
@@ -80,7 +83,8 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
             list(format, at, group, &codes, &mut infos, &mut made)?;
         }
     }
-    let in_fp8: HashSet<String> = infos.iter().map(|info| info.name.clone()).collect();
+    let parts = groups.iter().flat_map(|group| &group.parts);
+    let in_fp8: HashSet<String> = parts.map(|(linear, _)| format!("{linear}.weight")).collect();
     let head = format!("{}.weight", source.sizes.stream.names.head);
     for name in source.weights.names().filter(|name| !in_fp8.contains(*name)) {
         let leftover =
@@ -110,6 +114,7 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
         interrupt::check("exporting the model")?;
         match (made.get(&info.name), fp8) {
             (Some(Made::Scales(scales)), _) => Ok(scales.iter().flat_map(|scale| scale.to_le_bytes()).collect()),
+            (Some(Made::Bytes(scales)), _) => Ok(scales.clone()),
             (Some(Made::Codes(at, part)), Some((format, _))) => {
                 let (group, rows) = (&groups[*at], groups[*at].rows()[*part].clone());
                 if last.as_ref().is_none_or(|(last, _)| last != at) {
@@ -125,20 +130,29 @@ fn write(source: &Source, fp8: Option<(Fp8Format, &Linears)>, output: &Path) -> 
     let mut reports = Vec::new();
     for group in groups {
         interrupt::check("reading the exported model")?;
-        reports.push(LinearReport::compare(group, &source.weights, &written)?);
+        reports.push(match fp8.filter(|(format, _)| format.fp4().is_some()) {
+            Some((format, _)) => LinearReport::compare_fp4(group, format, &source.weights, &written)?,
+            None => LinearReport::compare(group, &source.weights, &written)?,
+        });
     }
     writer.finish_folder()?;
-    let weights = infos.iter().filter(|info| !matches!(made.get(&info.name), Some(Made::Scales(_))));
+    // A byte has one code in FP8, and two codes in four bits.
+    let codes_per_byte = if fp8.is_some_and(|(format, _)| format.fp4().is_some()) { 2 } else { 1 };
+    let parameters = infos.iter().map(|info| match made.get(&info.name) {
+        Some(Made::Scales(_) | Made::Bytes(_)) => 0,
+        Some(Made::Codes(..)) => info.elements() * codes_per_byte,
+        None => info.elements(),
+    });
     let blocks = fp8.is_some_and(|(format, _)| format.scheme == Scheme::Block);
     let scales = made.values().filter_map(|made| match made {
         Made::Scales(scales) => Some(scales),
-        Made::Codes(..) => None,
+        Made::Codes(..) | Made::Bytes(_) => None,
     });
     let power_of_two = |scale: &f32| scale.to_bits() & 0x007f_ffff == 0;
     Ok(Report {
         format: fp8.map(|(format, _)| format),
         power_of_two_scales: blocks.then(|| scales.flatten().all(power_of_two)),
-        parameters: weights.map(TensorInfo::elements).sum(),
+        parameters: parameters.sum(),
         bytes: infos.iter().map(TensorInfo::bytes).sum(),
         linears: reports,
         left: fp8.map_or(Vec::new(), |(_, linears)| {
@@ -163,8 +177,22 @@ fn list(
             infos.push(TensorInfo { name: name.clone(), dtype, shape });
             made.insert(name, value);
         };
-        add(format!("{linear}.weight"), DType::E4M3, weight.to_vec(), Made::Codes(at, part));
-        add(format.scale_name(linear), DType::F32, format.scale_shape(weight), Made::Scales(codes.scales(rows)?));
+        let (scale_name, scale_shape) = (format.scale_name(linear), format.scale_shape(weight));
+        match codes {
+            Codes::Fp8(cast) => {
+                add(format!("{linear}.weight"), DType::E4M3, weight.to_vec(), Made::Codes(at, part));
+                add(scale_name, DType::F32, scale_shape, Made::Scales(scales(cast, rows)?));
+            }
+            Codes::Fp4(packed) => {
+                let [outputs, inputs] = weight;
+                add(format!("{linear}.weight_packed"), DType::U8, vec![outputs, inputs / 2], Made::Codes(at, part));
+                let dtype = if packed.global_scale.is_some() { DType::E4M3 } else { DType::U8 };
+                add(scale_name, dtype, scale_shape, Made::Bytes(packed.scales(rows)));
+                if let Some(scale) = packed.global_scale {
+                    add(format!("{linear}.weight_global_scale"), DType::F32, vec![1], Made::Scales(vec![scale]));
+                }
+            }
+        }
         if let (Some((name, shape)), Some(scale)) = (format.input_scale(linear), group.input_scale) {
             add(name, DType::F32, shape, Made::Scales(vec![scale]));
         }

@@ -1,5 +1,6 @@
 //! Reads an exported folder back, and measures the errors of the casts.
 
+use super::cast::Codes;
 use super::format::Fp8Format;
 use super::linears::Group;
 use ottava_checkpoint::WeightFiles;
@@ -20,7 +21,7 @@ pub struct Report {
     pub parameters: usize,
     /// The number of bytes of all tensors.
     pub bytes: usize,
-    /// The linears in FP8.
+    /// The linears in FP8 or in four bits.
     pub linears: Vec<LinearReport>,
     /// Linears that stay in BF16.
     pub left: Vec<Left>,
@@ -48,7 +49,7 @@ pub struct LinearReport {
     pub relative_error: f64,
     /// The largest absolute cast error.
     pub largest_error: f64,
-    /// The number of weights beyond the largest finite code.
+    /// The number of weights beyond the largest finite code. Not counted in four bits.
     pub saturated: usize,
     /// The number of weights that became zero.
     pub underflowed: usize,
@@ -60,14 +61,7 @@ impl LinearReport {
     /// Errors with [`Error::Model`] if a weight is not the nearest value of its codes, which means that the writer, the disk or the reader has a
     /// fault.
     pub(super) fn compare(group: &Group, source: &WeightFiles, written: &WeightFiles) -> Result<LinearReport> {
-        let mut report = LinearReport {
-            name: group.name.clone(),
-            recast: group.recast.clone(),
-            relative_error: 0.0,
-            largest_error: 0.0,
-            saturated: 0,
-            underflowed: 0,
-        };
+        let mut report = LinearReport::of(group);
         let (mut error, mut total) = (0f64, 0f64);
         for (part, _) in &group.parts {
             let name = format!("{part}.weight");
@@ -77,9 +71,7 @@ impl LinearReport {
             for (i, ((value, found), code)) in values.into_iter().zip(found).zip(codes).enumerate() {
                 let scaled = f64::from(value) / f64::from(scales.at(i));
                 if !is_nearest(code, scaled) {
-                    return Err(Error::Model(format!(
-                        "`{name}` was exported wrongly: element {i} is {value} and was read back as {found}; nothing was kept"
-                    )));
+                    return Err(exported_wrongly(&name, i, value, found));
                 }
                 let difference = f64::from(value) - f64::from(found);
                 // The amax of a scaled weight may exceed the largest code by the rounding error of the product.
@@ -93,6 +85,53 @@ impl LinearReport {
         report.relative_error = if total > 0.0 { (error / total).sqrt() } else { 0.0 };
         Ok(report)
     }
+
+    /// Reads the linears of `group` in four bits from the `written` folder, and compares them with a second cast of the linears of `source`.
+    ///
+    /// Errors with [`Error::Model`] if a weight is not the value of its cast.
+    pub(super) fn compare_fp4(
+        group: &Group,
+        format: Fp8Format,
+        source: &WeightFiles,
+        written: &WeightFiles,
+    ) -> Result<LinearReport> {
+        let Codes::Fp4(packed) = group.cast(source, format)? else { unreachable!("the format has four bits") };
+        let (mut report, mut error, mut total) = (LinearReport::of(group), 0f64, 0f64);
+        for ((part, _), rows) in group.parts.iter().zip(group.rows()) {
+            let name = format!("{part}.weight");
+            let (values, found) = (source.values(&name)?.to_vec::<f32>()?, written.values(&name)?.to_vec::<f32>()?);
+            for (i, ((value, found), expected)) in values.into_iter().zip(found).zip(packed.values(rows)).enumerate() {
+                if found != expected {
+                    return Err(exported_wrongly(&name, i, value, found));
+                }
+                let difference = f64::from(value) - f64::from(found);
+                report.underflowed += usize::from(value != 0.0 && found == 0.0);
+                report.largest_error = report.largest_error.max(difference.abs());
+                error += difference.powi(2);
+                total += f64::from(value).powi(2);
+            }
+        }
+        report.relative_error = if total > 0.0 { (error / total).sqrt() } else { 0.0 };
+        Ok(report)
+    }
+
+    /// Returns the report of a group without errors.
+    fn of(group: &Group) -> LinearReport {
+        LinearReport {
+            name: group.name.clone(),
+            recast: group.recast.clone(),
+            relative_error: 0.0,
+            largest_error: 0.0,
+            saturated: 0,
+            underflowed: 0,
+        }
+    }
+}
+
+fn exported_wrongly(name: &str, element: usize, value: f32, found: f32) -> Error {
+    Error::Model(format!(
+        "`{name}` was exported wrongly: element {element} is {value} and was read back as {found}; nothing was kept"
+    ))
 }
 
 /// Whether no code is nearer to `scaled`, a weight divided by its scale. Scale and product were rounded to F32, so the midpoint between two codes may

@@ -123,9 +123,10 @@ impl OperandCast {
         self.slot.filter(|_| self.reads_codes(casts) == [true; 2] && !self.needs_value)
     }
 
-    /// Returns the slot if a producer should write codes directly. Returns `None` if the value is also needed, for example in a comparison.
+    /// Returns the slot if a producer should write codes directly. Returns `None` if the value is also needed, for example in a comparison, or if
+    /// producers cannot write such codes.
     pub fn fused(&self, casts: &Casts) -> Option<Slot> {
-        self.only_codes(casts).filter(|_| !casts.compares_casts())
+        self.only_codes(casts).filter(|slot| casts.scales.is_fused(*slot) && !casts.compares_casts())
     }
 
     /// Returns whether a producer writes only codes, with one scale per row.

@@ -187,13 +187,22 @@ impl Scales {
         self.slots[slot.0].1.granularity
     }
 
+    /// Returns whether producers can write the codes of a cast in `slot` on every device.
+    pub fn is_fused(&self, slot: Slot) -> bool {
+        self.granularity(slot).microscaling().is_none()
+    }
+
     /// Returns whether a cast in `slot` has one scale per tensor.
     pub fn is_per_tensor(&self, slot: Slot) -> bool {
         self.slots[slot.0].1.granularity == Granularity::PerTensor
     }
 
-    /// Returns whether the codes of a row depend on other rows of its tensor: some cast has one scale per tensor, from the tensor's own amax.
+    /// Returns whether the codes of a row depend on other rows of its tensor: some cast has one scale per tensor, from the tensor's own amax, alone or
+    /// besides scales of blocks.
     pub fn depend_on_other_rows(&self) -> bool {
+        if self.slots.iter().any(|(_, cast)| cast.granularity == Granularity::Nvfp4) {
+            return true;
+        }
         let is_known = |delayed: &Delayed| delayed.updates > 0 || delayed.first_step == FirstStep::Unscaled;
         let is_own = !self.delayed.as_ref().is_some_and(is_known);
         is_own && self.slots.iter().any(|(_, cast)| cast.granularity == Granularity::PerTensor)
@@ -202,6 +211,9 @@ impl Scales {
     /// Implements [`ScalingState::scale_rows`](super::ScalingState::scale_rows).
     pub(super) fn scale_rows(&mut self) -> bool {
         let any = self.depend_on_other_rows();
+        for (_, cast) in self.slots.iter_mut().filter(|(_, cast)| cast.granularity == Granularity::Nvfp4) {
+            cast.granularity = Granularity::Nvfp4Rows;
+        }
         for (_, cast) in self.slots.iter_mut().filter(|(_, cast)| any && cast.granularity == Granularity::PerTensor) {
             let how = match cast.scaling {
                 Scaling::Current(how) => how,

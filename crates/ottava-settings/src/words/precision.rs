@@ -14,10 +14,7 @@ pub(super) const ROWS: &[Row] = &[
         "use_autocast_during_eval",
         Only(&["true"], "evaluation runs in the precision of training; `ottava eval` takes another"),
     ),
-    (
-        "use_mxfp8_block_scaling",
-        Only(&["false"], "write `recipe = \"mxfp8\"` under [precision], which is emulated on the CPU"),
-    ),
+    ("use_mxfp8_block_scaling", Only(&["false"], "write `recipe = \"mxfp8\"` under [precision], which is emulated")),
     ("calibrating", Only(&["false"], CALIBRATION)),
     ("fp8_calibration", Only(&["false"], CALIBRATION)),
     ("use_split_accumulator", Not(SUMS)),
@@ -80,7 +77,7 @@ pub(super) const ROWS: &[Row] = &[
     ("exp_avg_sq_dtype", Not(MOMENTS)),
     // Megatron and NeMo.
     ("fp8", Not(SWITCH)),
-    ("fp4", Not("FP4 is not implemented; Hopper GPUs have no products in FP4")),
+    ("fp4", Not("write `recipe = \"nvfp4\"` under [precision], which is emulated")),
     ("fp8_recipe", Values("precision.recipe", RECIPES)),
     ("fp8_margin", Is("precision.delayed.margin")),
     ("fp8_interval", Is("precision.delayed.interval")),
@@ -222,8 +219,7 @@ const RECIPES: &[(&str, Answer)] = &[
     ("Float8BlockScaling", As("\"fp8-block\"")),
     ("deepseek", As("\"fp8-block\"")),
     ("MXFP8BlockScaling", As("\"mxfp8\"")),
-    ("NVFP4BlockScaling", Never("FP4 is not implemented; Hopper GPUs have no products in FP4")),
-    ("nvfp4", Never("FP4 is not implemented; Hopper GPUs have no products in FP4")),
+    ("NVFP4BlockScaling", As("\"nvfp4\"")),
     ("fp8", Never("say where scales come from: \"fp8-delayed\", \"fp8-current\", \"fp8-row\" or \"fp8-block\"")),
     ("custom", Never("there are no custom recipes; write the keys of [precision]")),
 ];

@@ -212,7 +212,7 @@ const TABLE: &[(&str, &[(&str, &str)])] = &[
             ("recipe = \"Float8CurrentScaling\"", "precision.recipe = \"fp8-current\""),
             ("recipe = \"Float8BlockScaling\"", "precision.recipe = \"fp8-block\""),
             ("recipe = \"MXFP8BlockScaling\"", "precision.recipe = \"mxfp8\""),
-            ("recipe = \"NVFP4BlockScaling\"", "refused: FP4"),
+            ("recipe = \"NVFP4BlockScaling\"", "precision.recipe = \"nvfp4\""),
             ("reduce_amax = true", ""),
             ("fp8_dpa = true", "refused: BF16"),
             ("fp8_mha = false", ""),

@@ -50,6 +50,8 @@ fn casts(table: &mut Table, t: usize, c: usize) -> Result<()> {
         ("quantize_blocks, 1x128 in both copies", Granularity::Blocks1x128),
         ("quantize_blocks, 128x128 in both copies", Granularity::Blocks128x128),
         ("quantize_blocks, 1x128, transposed 128x128", Granularity::MixedBlocks),
+        ("quantize_blocks, mx in both copies", Granularity::Mx),
+        ("quantize_blocks, nvfp4 in both copies, + hadamard", Granularity::Nvfp4),
     ] {
         let (how, both) = (CurrentScaling::default(), CodeCopies::Both);
         table.row(name, bf16(tc) + 2 * tc, &mut || {

@@ -77,6 +77,39 @@ impl CastStatistics {
     }
 }
 
+/// The statistics of a cast on the CPU.
+#[derive(Clone, Copy, Default)]
+pub(in crate::ops) struct Seen {
+    pub(in crate::ops) amax: f32,
+    pub(in crate::ops) saturated: i64,
+    pub(in crate::ops) underflowed: i64,
+}
+
+impl Seen {
+    /// Counts one value: whether it was saturated, and whether it became zero. The amax ignores NaN.
+    pub(in crate::ops) fn see(&mut self, x: f32, is_saturated: bool, is_zero: bool) {
+        self.amax = self.amax.max(x.abs());
+        self.saturated += i64::from(is_saturated);
+        self.underflowed += i64::from(is_zero && x != 0.0);
+    }
+
+    pub(in crate::ops) fn add_to(self, statistics: &mut CastStatistics, slot: usize, elements: usize) {
+        let amax = &mut statistics.amax.host_mut::<f32>()[slot];
+        *amax = amax.max(self.amax);
+        statistics.saturated.host_mut::<i64>()[slot] += self.saturated;
+        statistics.underflowed.host_mut::<i64>()[slot] += self.underflowed;
+        statistics.elements.host_mut::<i64>()[slot] += elements as i64;
+    }
+
+    pub(in crate::ops) fn merge(self, other: Seen) -> Seen {
+        Seen {
+            amax: self.amax.max(other.amax),
+            saturated: self.saturated + other.saturated,
+            underflowed: self.underflowed + other.underflowed,
+        }
+    }
+}
+
 /// The copies of the codes that matrix products will read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CodeCopies {

@@ -55,6 +55,7 @@ mod kernels;
 mod label_loss;
 pub(crate) mod launch;
 mod magnitude;
+mod microscaling;
 mod momentum;
 mod move_columns;
 mod negate_targets;
@@ -130,6 +131,7 @@ pub use head_norm::{HeadNormLayout, HeadNormWeights, head_norm, head_norm_backwa
 pub use kernels::{KernelSupport, kernel_support, kernels};
 pub use label_loss::{LabelLoss, label_loss};
 pub use magnitude::{magnitude_factors, magnitude_gradient, row_norms, row_squares};
+pub use microscaling::{Hadamard, hadamard};
 pub use momentum::{Direction, Momentum, MomentumParameter, MomentumScalars, MomentumStep, momentum, momentum_amax};
 pub use move_columns::{ColumnRuns, move_columns, sum_columns};
 pub use negate_targets::negate_targets;

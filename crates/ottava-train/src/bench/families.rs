@@ -31,7 +31,10 @@ const FAMILIES: [(&str, &[&str]); 26] = [
     ("norms", &["rmsnorm", "head_norm", "projection_"]),
     ("SwiGLU", &["swiglu", "xielu"]),
     ("RoPE", &["rope"]),
-    ("casts and scales", &["quantize", "dequantize", "amax", "take_scale", "delayed_scaling", "transpose", "cast"]),
+    (
+        "casts and scales",
+        &["quantize", "dequantize", "amax", "take_scale", "delayed_scaling", "transpose", "cast", "hadamard"],
+    ),
     ("saved activations", &["compress", "decompress"]),
     ("scales of columns", &["column_amaxes", "scales_of_amaxes", "multiply_columns", "add_unscaled_columns"]),
     ("biases", &["add_bias", "partial_sums", "add_partial_sums"]),

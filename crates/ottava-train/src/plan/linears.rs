@@ -137,6 +137,7 @@ fn operand(format: DType, granularity: Granularity) -> String {
     let format = if format == DType::E4M3 { "E4M3" } else { "E5M2" };
     match granularity {
         Granularity::PerTensor => format.to_string(),
+        granularity if granularity.has_tensor_scale() => granularity.to_string(),
         granularity => format!("{format} {granularity}"),
     }
 }

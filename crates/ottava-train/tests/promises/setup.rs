@@ -168,6 +168,7 @@ pub fn recipes() -> Vec<(String, Recipe)> {
         RecipeName::Fp8Delayed | RecipeName::Fp8Current => &[Fp8Format::Hybrid, Fp8Format::E4m3][..],
         RecipeName::Fp8Row => &[Fp8Format::E4m3, Fp8Format::Hybrid][..],
         RecipeName::Fp8Block | RecipeName::Mxfp8 => &[Fp8Format::E4m3][..],
+        RecipeName::Nvfp4 => &[Fp8Format::Auto][..],
     };
     let all = RecipeName::ALL.into_iter().flat_map(|name| formats(name).iter().map(move |&format| (name, format)));
     all.map(|(name, format)| match formats(name).len() {

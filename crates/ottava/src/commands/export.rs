@@ -11,7 +11,7 @@ use ottava_train::calibrate::Calibration;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Write a model folder with FP8 weights for inference engines, or a GGUF file for llama.cpp. If the format has the same kind of scales as the FP8
+/// Write a model folder with FP8 or FP4 weights for inference engines, or a GGUF file for llama.cpp. If the format has the same kind of scales as the FP8
 /// run, the codes equal the codes of training.
 #[derive(Args)]
 #[command(after_help = "Examples:
@@ -20,9 +20,10 @@ use std::path::PathBuf;
   ottava export runs/delayed exported --format modelopt
   ottava export model/ exported --format modelopt --activation-scales scales.json --set first_layers_bf16=1 --set last_layers_bf16=1
   ottava export fp8-model/ plain --format bf16
+  ottava export model/ small --format nvfp4
   ottava export runs/quickstart exported --format gguf --dtype q8_0
 
-fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
+fp8-block is read by vLLM, SGLang, TensorRT-LLM and transformers; compressed-tensors, nvfp4 and mxfp4 by vLLM and SGLang; modelopt by TensorRT-LLM and vLLM.")]
 pub struct Export {
     /// A Hugging Face model folder (such as a checkpoint), or the folder of a run (its newest checkpoint is used).
     model: PathBuf,
@@ -60,6 +61,10 @@ enum Format {
     CompressedTensors,
     /// The format of ModelOpt and TensorRT-LLM.
     Modelopt,
+    /// Four bits in compressed-tensors: E4M3 scales per 16 inputs, and one scale per weight. Engines compute with 16-bit inputs.
+    Nvfp4,
+    /// Four bits in compressed-tensors: E8M0 scales per 32 inputs. Engines compute with 16-bit inputs.
+    Mxfp4,
     /// One file for llama.cpp, model.gguf, with the tokenizer.
     Gguf,
 }
@@ -93,7 +98,9 @@ impl Export {
             return self.gguf();
         }
         if self.dtype.is_some() {
-            return Err(Error::Config("--dtype is a choice of `--format gguf`; other formats are BF16 and FP8".into()));
+            return Err(Error::Config(
+                "--dtype is a choice of `--format gguf`; other formats are BF16, FP8 and FP4".into(),
+            ));
         }
         let named = self.format.map(|format| self.fp8_format(format)).transpose()?;
         let calibrated = self.activation_scales.as_deref().map(Calibration::read).transpose()?;
@@ -148,6 +155,8 @@ impl Export {
                     .into(),
             )),
             Format::Fp8Block => Ok(Some(Fp8Format::FP8_BLOCK)),
+            Format::Nvfp4 => Ok(of(Convention::CompressedTensors, Scheme::Nvfp4)),
+            Format::Mxfp4 => Ok(of(Convention::CompressedTensors, Scheme::Mxfp4)),
             Format::Bf16 => Ok(None),
             Format::Gguf => unreachable!("a GGUF file has no linears in FP8"),
         }
@@ -189,7 +198,7 @@ impl Export {
     }
 
     fn print(&self, report: &Report) {
-        let Report { format: _, power_of_two_scales, parameters, bytes, linears, left, tensor_parallel } = report;
+        let Report { format, power_of_two_scales, parameters, bytes, linears, left, tensor_parallel } = report;
         out!("{}: {parameters} parameters in {:.3} GB", self.output.display(), *bytes as f64 / 1e9);
         let Some(ranks) = tensor_parallel else { return };
         // Linears differ mostly in the reason why they are cast again, so they are grouped by this reason.
@@ -202,8 +211,9 @@ impl Export {
             let worst =
                 linears.iter().max_by(|a, b| a.relative_error.total_cmp(&b.relative_error)).expect("one or more");
             let sum = |count: fn(&LinearReport) -> usize| linears.iter().map(|linear| count(linear)).sum::<usize>();
+            let kind = format.map_or("BF16", |format| if format.fp4().is_some() { "FP4" } else { "FP8" });
             out!(
-                "{} linears in FP8, {origin}: relative error up to {:.2} % ({}), {} weights saturated, {} became zero",
+                "{} linears in {kind}, {origin}: relative error up to {:.2} % ({}), {} weights saturated, {} became zero",
                 linears.len(),
                 worst.relative_error * 100.0,
                 worst.name,
@@ -235,6 +245,8 @@ fn name_of(Fp8Format { layout, scheme }: Fp8Format) -> String {
         Scheme::Dynamic => "dynamic",
         Scheme::Static => "static",
         Scheme::Block => "block",
+        Scheme::Nvfp4 => return "nvfp4".into(),
+        Scheme::Mxfp4 => return "mxfp4".into(),
     };
     match layout {
         Convention::DeepSeek => "fp8-block".into(),

@@ -12,6 +12,7 @@ pub const FLOORS: &[(&str, Floors)] = &[
             ("dtype", 0),
             ("element", 0),
             ("error", 0),
+            ("fp4", 0),
             ("fp8", 0),
             ("granularity", 0),
             ("parts", 0),

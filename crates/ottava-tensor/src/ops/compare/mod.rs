@@ -5,8 +5,8 @@ pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
-use super::Operand;
-use super::dequantize::Layout;
+use super::dequantize::{Layout, dequantize, is_indirect};
+use super::{Operand, transpose};
 use crate::ops::dispatch::dispatch;
 use crate::{DType, Error, Result, Tensor};
 
@@ -59,9 +59,14 @@ pub fn compare_along(x: &Tensor, reference: &Tensor, direction: &Tensor, sums: &
     Ok(())
 }
 
-/// Compares as [`compare`] the dequantized values of codes, `code · scale_inv`, with the matrix `[rows, columns]` that was cast, in F32 or BF16.
+/// Compares as [`compare`] the dequantized values of codes, as [`dequantize`](super::dequantize()) returns them, with the matrix `[rows, columns]` that was cast, in F32 or BF16.
 pub fn compare_codes(codes: Operand, matrix: &Tensor, sums: &mut Tensor, at: usize) -> Result<()> {
     matrix.expect_dtype("compare: matrix", &[DType::F32, DType::BF16])?;
+    if is_indirect(codes) {
+        let values = dequantize(codes, 1, matrix.dtype())?;
+        let values = if matches!(codes, Operand::Columns(_)) { transpose(&values)? } else { values };
+        return compare(&values, matrix, sums, at);
+    }
     let (stored, scale_inv, layout) = Layout::of("compare: codes", codes)?;
     let is_transposed = matches!(codes, Operand::Columns(_));
     let [rows, columns] = if is_transposed { [layout.columns, layout.rows] } else { [layout.rows, layout.columns] };

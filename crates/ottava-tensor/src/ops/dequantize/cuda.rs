@@ -7,7 +7,7 @@ use crate::{DType, Result, Tensor};
 kernels! {
     static SOURCE = { file: "dequantize", variants: VARIANTS };
     kernel dequantize(
-        y: *mut X, codes: *const CODE, scales: *const f32, rows: u64, columns: u64, pitch: u64, rows_shared: u64, columns_shared: u64,
+        y: *mut X, codes: *const CODE, scales: *const f32, tensor_scale: *const f32, rows: u64, columns: u64, pitch: u64, rows_shared: u64, columns_shared: u64,
         row_scales: u64, column_scales: u64, every: u64
     );
 }
@@ -23,7 +23,7 @@ const VARIANTS: &[Defines] = &[
 pub(super) fn dequantize(
     gpu: &CudaDevice,
     codes: &Tensor,
-    scale_inv: &Tensor,
+    (scale_inv, tensor_scale): (&Tensor, Option<&Tensor>),
     layout: &Layout,
     every: usize,
     y: &mut Tensor,
@@ -37,6 +37,7 @@ pub(super) fn dequantize(
         y,
         codes,
         scale_inv,
+        tensor_scale,
         rows,
         columns,
         pitch,
@@ -48,6 +49,7 @@ pub(super) fn dequantize(
     );
     let kernel = SOURCE.kernel(VARIANTS[variant], entry);
     let grid = elements_by_eight(gpu, rows * layout.columns.next_multiple_of(8));
-    // SAFETY: `y` has the elements of the selected rows, and `layout` describes their codes and scales.
+    // SAFETY: `y` has the elements of the selected rows, and `layout` describes their codes and scales. `tensor_scale` has an
+    // element for each row.
     unsafe { gpu.launch(&kernel, grid, BLOCK, 0) }
 }

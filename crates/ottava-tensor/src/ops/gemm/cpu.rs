@@ -1,6 +1,6 @@
 //! The reference product. Each output element is a sum over `K` in F32 (F64 for F64). Blocks of 128 terms are summed in order from zero, and the sums
 //! of the blocks are added in order. The total is multiplied by the scales, the addend is added, and the result is rounded once. With block scales,
-//! each partial sum is multiplied by its two scales before it is added.
+//! each partial sum is multiplied by its two scales before it is added. With scales of the tensors, the total is multiplied by their product.
 //!
 //! F32 products are multiplied and added with one rounding, by FMA. Products of FP8 or 16-bit values are exact in F32, so machines without
 //! FMA compute the same bits with separate operations.
@@ -77,6 +77,9 @@ fn blocks((x, y): (&[f32], &[f32]), length: usize, a: Scales, b: Scales, i: usiz
         let mut sums = tile(x, y, true);
         scale(&mut sums, &a.panel(i, block), &b.panel(j, block));
         total.as_flattened_mut().iter_mut().zip(sums.as_flattened()).for_each(|(total, sum)| *total += sum);
+    }
+    if let (Some(of_a), Some(of_b)) = (a.tensor_scale(), b.tensor_scale()) {
+        scale(&mut total, &a.panel(i, of_a), &b.panel(j, of_b));
     }
     total
 }

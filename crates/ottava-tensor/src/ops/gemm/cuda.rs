@@ -1,5 +1,5 @@
-use super::Addend;
 use super::skinny::Skinny;
+use super::{Addend, emulated};
 use crate::cuda::{CudaDevice, GemmPointers, GemmSpec, Major, ScaleMode};
 use crate::granularity::Granularity;
 use crate::ops::declaration::{Address, kernels};
@@ -32,6 +32,11 @@ pub(super) fn gemm(
             Addend::Out => Ok(()),
             Addend::Tensor(c) => out.copy_from(0, c),
         };
+    }
+    if let Some((_, granularity)) = a.scale_inv()
+        && granularity.microscaling().is_some()
+    {
+        return emulated::gemm(gpu, a, b, out, addend);
     }
     // In training, only products of forward contract the rows of both operands.
     let is_ordered = gpu.is_batch_invariant() && a.is_rows() && b.is_rows();
@@ -220,6 +225,22 @@ fn unscaled_product(
     // SAFETY: `sums` has at least as many rows and columns as `out`, the addend has the shape of `out`, and each row and each column has a scale.
     // Before it waits, the kernel reads only scales of `b`, which are constants if the kernel starts early.
     unsafe { gpu.launch_early(&kernel, grid, SCALING_THREADS, 0) }
+}
+
+/// Computes `out = sums · (a_scale · b_scale) + addend` for `sums` F32 `[M, N]` with scales for each row of `a` and of `b`.
+pub(super) fn scale_and_add(
+    gpu: &Arc<CudaDevice>,
+    sums: &Tensor,
+    [a_scale, b_scale]: [&Tensor; 2],
+    out: &mut Tensor,
+    addend: Addend,
+) -> Result<()> {
+    let [m, n] = out.dims("gemm: out")?;
+    let (addend, defines) = (addend_address(out, addend), launch::storage(out.dtype())?);
+    let kernel = SOURCE.kernel(defines, kernel::scale_and_add(out, sums, a_scale, b_scale, addend, n, n));
+    let grid = [n.div_ceil(8 * SCALING_THREADS as usize) as u32, m as u32, 1];
+    // SAFETY: `sums`, `out` and the addend have `m · n` elements, and each row and each column has a scale.
+    unsafe { gpu.launch(&kernel, grid, SCALING_THREADS, 0) }
 }
 
 /// Returns the address of the addend, or 0 without an addend.

@@ -29,7 +29,9 @@ type Widened = [[f32; BLOCK]; LANES];
 /// Returns whether this file computes the product of these operands.
 pub(super) fn reads_in_place(a: Operand, b: Operand) -> Result<bool> {
     let (y, transposed) = b.matrix("gemm: b")?;
-    Ok(a.size("gemm: a")?.0 <= FEW && !transposed && y.dtype() != DType::F64)
+    // These loops have no scale of the whole tensor.
+    let has_tensor_scale = b.scale_inv().is_some_and(|(_, granularity)| granularity.has_tensor_scale());
+    Ok(a.size("gemm: a")?.0 <= FEW && !transposed && y.dtype() != DType::F64 && !has_tensor_scale)
 }
 
 /// Returns the scratch bytes: the packed `a`, the sums, and the converted rows of each thread.

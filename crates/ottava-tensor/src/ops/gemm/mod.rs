@@ -7,12 +7,13 @@
 //! Codes are padded with zeros to multiples of 16 in both dimensions. If blocks share a scale, they are padded to whole blocks of 128 along the
 //! contracted dimension. So every shape is supported.
 //!
-//! On a GPU, cuBLASLt computes the product (`cuda.rs`), with these exceptions in inference:
+//! On a GPU, cuBLASLt computes the product (`cuda.rs`), with these exceptions. Except for small blocks, they are for inference:
 //!
 //! - Products of few rows have a separate kernel (`skinny.rs`).
 //! - If rows must not depend on other rows, products of many rows have a separate kernel too (`wgmma.rs`).
 //! - If a product with row scales has so few output tiles that most of the GPU would be idle, cuBLASLt computes it without scales in F32, and a
 //!   second kernel applies the scales and adds the addend (`unscaled_product`).
+//! - Products of formats with small blocks are emulated: dequantized operands are multiplied (`emulated.rs`).
 //! - If a product with row scales has 129 to 256 rows and is followed by an activation function, cuBLASLt writes it without scales in BF16, and the
 //!   kernel of the activation function applies the scales (`product_activation_to`).
 //!
@@ -29,6 +30,7 @@
 
 pub(in crate::ops) mod cpu;
 pub(super) mod cuda;
+mod emulated;
 mod few_rows;
 #[cfg(test)]
 mod order_tests;
@@ -64,7 +66,7 @@ pub fn has_ordered_sums(device: &Device, compute: DType, casts: Option<[(DType, 
 /// Hopper does not support products of E5M2 with E5M2. Sums are F32 (F64 for F64).
 ///
 /// The scales of FP8 operands must match: both per-tensor, both per-row, or both per-block with the same length. One of two operands with block
-/// scales may have 128x128 blocks. Block scales do not support [`Accumulation::Fast`]. MX is CPU only. All other combinations are errors.
+/// scales may have 128x128 blocks. Block scales do not support [`Accumulation::Fast`]. All other combinations are errors.
 pub fn gemm_nt(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<Tensor> {
     let (m, n) = check(a, b, out, accumulation)?;
     let mut result = Tensor::empty(a.matrix("gemm: a")?.0.device(), &[m, n], out)?;

@@ -24,6 +24,11 @@ impl<'a> Scales<'a> {
         Some(Scales { granularity, shape: scale_inv.shape(), values: scale_inv.host() })
     }
 
+    /// Returns the row of scales that repeats the scale of the tensor, if the tensor has it besides the scales of blocks.
+    pub(super) fn tensor_scale(self) -> Option<usize> {
+        self.granularity.has_tensor_scale().then(|| self.shape[0] - 1)
+    }
+
     /// Returns the inverse scales of the rows of a panel, for a block along `K`. Rows beyond the matrix have no stored scale and get 0.
     pub(super) fn panel<const P: usize>(self, panel: usize, block: usize) -> [f32; P] {
         let at = |i| self.granularity.scale_index(self.shape, panel * P + i, block);

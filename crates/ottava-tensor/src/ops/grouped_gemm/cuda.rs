@@ -4,6 +4,7 @@ use super::{Sizes, Stack};
 use crate::cuda::{Arg, CudaDevice};
 use crate::granularity::ScaleLayout;
 use crate::ops::declaration::{kernels, pack};
+use crate::ops::dequantize::block_values;
 use crate::ops::gemm::wgmma::{Product, Shape};
 use crate::ops::groups::Groups;
 use crate::ops::launch::{BLOCK, Defines};
@@ -55,10 +56,31 @@ pub(super) fn grouped_gemm(
         Stack::Rows => (n, 0),
         Stack::Contracted => (0, k),
     };
+    if let Some([x, z]) = dequantized(a, b)? {
+        return by_tiles(gpu, [Operand::plain(&x), Operand::plain(&z)], groups, [p, n, k], [b_rows, b_k], y);
+    }
     let shape = Shape::of_rows(p, n);
     if let Some(product) = Product::plan(gpu, a, b, y.dtype(), shape, accumulation) {
         return product.enqueue(gpu, groups, [k, b_rows, b_k], y);
     }
+    by_tiles(gpu, [a, b], groups, [p, n, k], [b_rows, b_k], y)
+}
+
+/// Returns the values of operands in a format with small blocks, which no product reads.
+fn dequantized(a: Operand, b: Operand) -> Result<Option<[Tensor; 2]>> {
+    let is_emulated = a.scale_inv().is_some_and(|(_, granularity)| granularity.microscaling().is_some());
+    is_emulated.then(|| Ok([block_values(a)?, block_values(b)?])).transpose()
+}
+
+/// Computes [`grouped_gemm`] by the kernel for all types.
+fn by_tiles(
+    gpu: &CudaDevice,
+    [a, b]: [Operand; 2],
+    groups: &Groups,
+    [p, n, k]: [usize; 3],
+    [b_rows, b_k]: [usize; 2],
+    y: &mut Tensor,
+) -> Result<()> {
     let defines = variant(a, b, y.dtype())?;
     let (Groups { offsets, counts }, sides) = (groups, [side(a)?, side(b)?].concat());
     let entry = kernel::grouped_gemm(y, offsets, counts, groups.len(), n, k, b_rows, b_k, sides);
@@ -78,11 +100,20 @@ pub(super) fn grouped_wgrad(
     accumulation: Accumulation,
     add: bool,
 ) -> Result<()> {
+    if let Some([x, y]) = dequantized(a, b)? {
+        return wgrad_by_tiles(gpu, [Operand::plain(&x), Operand::plain(&y)], groups, into, add);
+    }
     let (m, n) = (into.shape()[0] / groups.len(), into.shape()[1]);
     let shape = Shape::of_weights(groups.len(), m, n);
     if let Some(product) = Product::plan(gpu, a, b, into.dtype(), shape, accumulation) {
         return product.enqueue_wgrad(gpu, groups, into, add);
     }
+    wgrad_by_tiles(gpu, [a, b], groups, into, add)
+}
+
+/// Computes [`grouped_wgrad`] by the kernel for all types.
+fn wgrad_by_tiles(gpu: &CudaDevice, [a, b]: [Operand; 2], groups: &Groups, into: &mut Tensor, add: bool) -> Result<()> {
+    let (m, n) = (into.shape()[0] / groups.len(), into.shape()[1]);
     let defines = variant(a, b, into.dtype())?;
     let (Groups { offsets, counts }, sides) = (groups, [side(a)?, side(b)?].concat());
     let kernel = SOURCE.kernel(defines, kernel::grouped_wgrad(into, offsets, counts, m, n, add, sides));
@@ -115,7 +146,6 @@ fn side(operand: Operand) -> Result<[Arg; 6]> {
     let (scale_inv, shared, steps) = match operand.scale_inv() {
         None => (0, [1, 1], [0, 0]),
         Some((scale_inv, granularity)) => {
-            granularity.info().sharing.map_err(|why| Error::Value(format!("grouped_gemm: {why}")))?;
             let ScaleLayout { shared, steps } = granularity.scale_layout(scale_inv.shape());
             (scale_inv.device_ptr(), shared, steps)
         }

@@ -106,7 +106,7 @@ fn wgrad(
             got: vec![n, other],
         });
     }
-    gemm::check_types(a, b, into.dtype(), accumulation)?;
+    check_types(a, b, into.dtype(), accumulation)?;
     let device = a.matrix("grouped_wgrad: a")?.0.device().clone();
     b.matrix("grouped_wgrad: b")?.0.expect_device("grouped_wgrad: b", &device)?;
     into.expect("grouped_wgrad: into", &[groups.len() * m, n])?;
@@ -122,6 +122,14 @@ fn wgrad(
         gpu => cuda::grouped_wgrad(&gpu, a, b, groups, into, accumulation, add)?,
     }
     Ok(())
+}
+
+/// Checks types and scales as [`gemm_nt`](super::gemm_nt()) does. Grouped products have no scales of the tensors besides scales of blocks.
+fn check_types(a: Operand, b: Operand, out: DType, accumulation: Accumulation) -> Result<()> {
+    if let Some((_, granularity)) = a.scale_inv().filter(|(_, granularity)| granularity.has_tensor_scale()) {
+        return Err(Error::Value(format!("grouped_gemm: there are no grouped products of {granularity} operands")));
+    }
+    gemm::check_types(a, b, out, accumulation)
 }
 
 fn check(a: Operand, b: Operand, groups: &Groups, out: DType, accumulation: Accumulation) -> Result<Sizes> {
@@ -142,7 +150,7 @@ fn check(a: Operand, b: Operand, groups: &Groups, out: DType, accumulation: Accu
         };
         return Err(Error::Shape { what: "grouped_gemm: b".into(), expected, got: vec![n, stacked] });
     }
-    gemm::check_types(a, b, out, accumulation)?;
+    check_types(a, b, out, accumulation)?;
     let device = a.matrix("grouped_gemm: a")?.0.device();
     b.matrix("grouped_gemm: b")?.0.expect_device("grouped_gemm: b", device)?;
     groups.expect("grouped_gemm: groups", device)?;

@@ -1,6 +1,7 @@
 use super::{CastStatistics, CurrentScaling};
 use crate::element::{Float, Real, with_float};
 use crate::fp8::{E4M3, E5M2};
+use crate::ops::destination::Seen;
 use crate::ops::parallel_rows::{ParallelRows, TASK};
 use crate::quantized::QuantizedTensor;
 use crate::wide::wide;
@@ -32,31 +33,6 @@ pub(in crate::ops) fn quantize(
 /// Returns the scratch bytes: the codes, if only the transpose is kept.
 pub(in crate::ops) fn scratch(out: &QuantizedTensor) -> usize {
     if out.codes.is_some() { 0 } else { QuantizedTensor::padded(out.rows) * QuantizedTensor::padded(out.columns) }
-}
-
-#[derive(Clone, Copy, Default)]
-pub(in crate::ops) struct Seen {
-    amax: f32,
-    saturated: i64,
-    underflowed: i64,
-}
-
-impl Seen {
-    pub(in crate::ops) fn add_to(self, statistics: &mut CastStatistics, slot: usize, elements: usize) {
-        let amax = &mut statistics.amax.host_mut::<f32>()[slot];
-        *amax = amax.max(self.amax);
-        statistics.saturated.host_mut::<i64>()[slot] += self.saturated;
-        statistics.underflowed.host_mut::<i64>()[slot] += self.underflowed;
-        statistics.elements.host_mut::<i64>()[slot] += elements as i64;
-    }
-
-    pub(in crate::ops) fn merge(self, other: Seen) -> Seen {
-        Seen {
-            amax: self.amax.max(other.amax),
-            saturated: self.saturated + other.saturated,
-            underflowed: self.underflowed + other.underflowed,
-        }
-    }
 }
 
 fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(x: &Tensor, scale: f32, out: &mut QuantizedTensor) -> Seen {

@@ -1,6 +1,6 @@
 use super::{CurrentScaling, Fp8Output};
 use crate::cuda::{Arg, CudaDevice, DEFAULT_SHARED_BYTES, Entry, Source};
-use crate::granularity::Granularity;
+use crate::granularity::{Casting, Granularity};
 use crate::ops::declaration::{AddressMut, kernels, pack};
 use crate::ops::destination::CastScale;
 use crate::ops::groups::{Groups, end_of};
@@ -47,7 +47,10 @@ const BYTES_OUTSIDE_TILES: usize = 8 << 10;
 
 /// Returns the value of `SHARING` in `destination.cuh`.
 fn sharing(granularity: Granularity) -> Result<&'static str> {
-    granularity.info().sharing.map_err(|why| Error::Value(why.into()))
+    match granularity.info().casting {
+        Casting::Fused(sharing) => Ok(sharing),
+        Casting::Separate(_) => Err(Error::Value(format!("producers write no codes with {granularity} scales"))),
+    }
 }
 
 /// Returns the defines of the kernel that casts values of `dtype` to codes like the codes of `out`. With `measures`, returns the defines of the

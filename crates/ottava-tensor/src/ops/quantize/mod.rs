@@ -3,6 +3,7 @@
 pub(super) mod blocks;
 pub(super) mod cpu;
 pub(super) mod cuda;
+mod small_blocks;
 #[cfg(test)]
 mod tests;
 
@@ -111,6 +112,9 @@ fn expect_into(x: &Tensor, into: &QuantizedTensor, to: &Fp8Output) -> Result<()>
 
 /// Casts `x` into the existing copies of `into`.
 pub(super) fn cast_into(x: &Tensor, into: &mut QuantizedTensor, to: &mut Fp8Output) -> Result<()> {
+    if let Some(how) = into.granularity.microscaling() {
+        return small_blocks::cast_into(x, how, into, to);
+    }
     let scratch = match to.scale {
         CastScale::Given(_) => cpu::scratch(into),
         CastScale::Own(..) => blocks::cpu::scratch(x, into),
@@ -159,7 +163,13 @@ fn expect_output(to: &Fp8Output, device: &Device) -> Result<Granularity> {
         CastScale::Own(Granularity::PerTensor, _) => {
             return Err(Error::Value("quantize: a per-tensor scale must be given; the cast cannot find it".into()));
         }
-        CastScale::Own(..) => expect_measured(to.format, to.statistics, to.slot, device)?,
+        CastScale::Own(granularity, how) => {
+            expect_measured(to.format, to.statistics, to.slot, device)?;
+            if granularity.has_tensor_scale() && (to.format != DType::E4M3 || how != CurrentScaling::default()) {
+                let words = "stores E2M1 values as E4M3 codes, and has no settings of scales";
+                return Err(Error::Value(format!("quantize: {granularity} {words}")));
+            }
+        }
     }
     Ok(to.granularity())
 }

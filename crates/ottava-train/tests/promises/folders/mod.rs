@@ -2,6 +2,7 @@
 
 pub mod convert;
 pub mod export;
+pub mod export_fp4;
 pub mod export_gguf;
 pub mod export_sentencepiece;
 pub mod export_sources;

@@ -169,8 +169,8 @@ fn every_recipe_has_the_losses_of_one_rank() {
         let apart = expected.iter().zip(&got).step_by(2).map(|(a, b)| (a / b - 1.0).abs()).fold(0.0, f64::max);
         eprintln!("{}: {apart:.1e}", name.as_str());
         // In two steps, differences of up to 4.3e-4 are seen in BF16, and up to 3.5e-3 in FP8, where a rounding to BF16 can change the code of a
-        // value.
-        assert!(apart < 5e-3, "{}: {apart:.1e}", name.as_str());
+        // value. In four bits, neighbouring codes are further apart.
+        assert!(apart < if name == RecipeName::Nvfp4 { 0.02 } else { 5e-3 }, "{}: {apart:.1e}", name.as_str());
     }
 }
 

@@ -31,7 +31,12 @@ fn without_a_single_cast_fp8_is_bf16_to_the_bit() {
         for (name, exceptions) in
             fp8_names_on(&device).into_iter().flat_map(|name| exceptions.clone().map(|e| (name, e)))
         {
-            let recipe = Recipe { exceptions: exceptions.clone(), ..recipe(name, Fp8Format::Hybrid) };
+            let recipe = Recipe { exceptions: exceptions.clone(), ..recipe(name, Fp8Format::Auto) };
+            let is_emulated = recipe.casts.is_some_and(|casts| casts.input.granularity.microscaling().is_some());
+            if exceptions.slow_at.is_some() && is_emulated {
+                // Emulated formats are never faster, so speed makes no exceptions.
+                continue;
+            }
             assert!(train(&recipe, &device) == expected, "{} with {exceptions:?}, {device}", name.as_str());
         }
     }

@@ -63,8 +63,12 @@ impl Comparison {
     /// Checks the comparison. Measured on the CPU over all recipes, norms were 0.988 to 1.012 times the norms in BF16, cosines at least 0.991, and
     /// slopes 0.972 to 1.023. The rounding error of rounding to nearest is correlated with the value, and a gradient passes through many roundings.
     /// With more than twice the standard deviation, deeper layers amplify every rounding, and norms fall to 0.969.
-    fn check(&self) -> Result<(), String> {
-        self.within(0.03, 0.98, 0.95..=1.03)
+    fn check(&self, recipe: &Recipe) -> Result<(), String> {
+        match recipe.casts {
+            // Casts to four bits have errors of 10 % and more, and those of gradients are unbiased.
+            Some(casts) if casts.input.granularity.has_tensor_scale() => self.within(0.03, 0.84, 0.86..=1.10),
+            _ => self.within(0.03, 0.98, 0.95..=1.03),
+        }
     }
 
     /// Checks that norms differ by at most `apart`, that cosines are at least `cosine`, and that slopes are within `slopes`.
@@ -111,7 +115,9 @@ fn fp8_gradients_point_where_those_in_bf16_do() {
             for (step, (seen, reference)) in two_steps(&recipe, &device).iter().zip(&reference).enumerate() {
                 let comparison = Comparison::compare(seen, reference);
                 eprintln!("{name} on {device}, step {step}: {comparison:.4?}");
-                comparison.check().unwrap_or_else(|problem| panic!("{name} on {device}, step {step}: {problem}"));
+                comparison
+                    .check(&recipe)
+                    .unwrap_or_else(|problem| panic!("{name} on {device}, step {step}: {problem}"));
             }
         }
     }
@@ -138,7 +144,7 @@ fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {
                     eprintln!("{what}: {comparison:.4?}");
                     let checked = match recipe.casts {
                         None => comparison.within(0.002, 0.999, 0.99..=1.005),
-                        Some(_) => comparison.check(),
+                        Some(_) => comparison.check(&recipe),
                     };
                     checked.unwrap_or_else(|problem| panic!("{what}: {problem}"));
                 }
@@ -150,11 +156,12 @@ fn gradients_of_activations_saved_in_fp8_point_where_exact_ones_do() {
 #[test]
 fn gradients_that_are_cast_without_a_scale_point_elsewhere() {
     let reference = two_steps(&recipe(RecipeName::Bf16, Fp8Format::Hybrid), &Device::Cpu);
-    let seen = two_steps(&unscaled_gradients(DType::E4M3), &Device::Cpu);
+    let unscaled = unscaled_gradients(DType::E4M3);
+    let seen = two_steps(&unscaled, &Device::Cpu);
     let comparison = Comparison::compare(&seen[0], &reference[0]);
     eprintln!("{comparison:.4?}");
     // Gradients below the smallest value of E4M3 are lost, here half of the norm. `check` allows 3 %, and roundings stay within this.
-    assert!(comparison.norms < 0.97 && comparison.check().is_err(), "{comparison:?}");
+    assert!(comparison.norms < 0.97 && comparison.check(&unscaled).is_err(), "{comparison:?}");
 }
 
 /// Returns the gradients of the first step of the same model, in stages of one block each. Each dgrad is multiplied by `factor`.
@@ -215,7 +222,7 @@ fn a_dgrad_of_two_percent_too_much_or_too_little_is_noticed() {
         for factor in rotated(&[1.02, 1.0 / 1.02], 1, number) {
             let comparison = Comparison::compare(&with_dgrad_times(factor), &reference);
             eprintln!("{name}, dgrad times {factor:.4}: {comparison:.4?}");
-            assert!(comparison.check().is_err(), "{name}, dgrad times {factor}: {comparison:?}");
+            assert!(comparison.check(&recipe).is_err(), "{name}, dgrad times {factor}: {comparison:?}");
         }
     }
 }

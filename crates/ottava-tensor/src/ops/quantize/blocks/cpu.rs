@@ -1,8 +1,9 @@
 use crate::element::Float;
 use crate::fp8::{E4M3, E5M2};
 use crate::granularity::{Granularity, Shared};
+use crate::ops::destination::Seen;
 use crate::ops::parallel_rows::ParallelRows;
-use crate::ops::quantize::cpu::{Seen, current_scale, row};
+use crate::ops::quantize::cpu::{current_scale, row};
 use crate::ops::transpose::cpu::transpose;
 use crate::ops::{CastStatistics, CurrentScaling};
 use crate::quantized::QuantizedTensor;
@@ -53,7 +54,6 @@ fn codes<S: Float<Real = f32>, C: Float<Real = f32>>(
     out: &mut QuantizedTensor,
 ) -> Seen {
     let largest = C::DTYPE.max_finite().expect("an FP8 format has a largest finite value");
-    let how = CurrentScaling { power_of_two: how.power_of_two || out.granularity.info().power_of_two, ..how };
     let scale = |amax: f32| current_scale(amax, largest, super::bound(S::DTYPE), how);
     let size = [out.rows, out.columns];
     let QuantizedTensor { codes, transposed, scale_inv, transposed_scale_inv, .. } = out;

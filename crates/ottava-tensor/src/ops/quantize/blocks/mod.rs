@@ -15,8 +15,8 @@ use crate::{DType, Result, Tensor};
 ///
 /// A row or block with an amax of 0 or infinity has scale 1. A quotient that overflows F32 becomes the largest finite value of the type
 /// of `x`. With per-row scales and 1x128 blocks, the transposed copy is a separate cast with blocks along the rows of `x`. With 128x128
-/// blocks, it has the same codes. MX scales are rounded down to powers of two, so that their inverses are E8M0. Updates entry `slot` of
-/// `statistics` with the losses of `codes`. If `transposed` is the only copy, its losses are counted.
+/// blocks, it has the same codes. Scales of [`Microscaling`](crate::Microscaling) formats are computed as `ops/microscaling/` says. Updates entry
+/// `slot` of `statistics` with the losses of `codes`. If `transposed` is the only copy, its losses are counted.
 ///
 /// Errors with [`Error::Value`](crate::Error::Value) for [`Granularity::PerTensor`], which needs a given scale
 /// ([`quantize`](crate::ops::quantize())).

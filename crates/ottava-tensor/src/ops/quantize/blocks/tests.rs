@@ -210,43 +210,6 @@ fn empty_matrices_are_cast_and_per_tensor_scales_refused() {
     assert!(quantize_blocks(&x, DType::BF16, Granularity::PerRow, PLAIN, CodeCopies::Rows, &mut seen, 0).is_err());
 }
 
-/// Compares with the formula of the specification: `scale_inv = 2^(ceil(log2(amax / 448)))`.
-#[test]
-fn scales_of_mx_are_powers_of_two_that_hold_the_largest_of_32() {
-    let shape = [5, 71];
-    let x = uneven("x", &shape, DType::F32);
-    let q = e4m3(&x, Granularity::Mx, CodeCopies::Both);
-    let (x, scale_inv) = (values(&x), values(&q.scale_inv));
-    assert_eq!(q.scale_inv.shape(), [3, 16]);
-    assert_eq!(q.transposed_scale_inv.as_ref().unwrap().shape(), [1, 80]);
-    let codes = q.codes.as_ref().unwrap();
-    assert_eq!(codes.shape(), [16, 96]);
-    let decoded = values(codes);
-    for (row, block) in (0..5).flat_map(|row| (0..3).map(move |block| (row, block))) {
-        let block_of_x = &x[row * 71 + block * 32..row * 71 + 71.min(block * 32 + 32)];
-        let amax = block_of_x.iter().map(|x| x.abs()).filter(|x| !x.is_nan()).fold(0.0, f64::max);
-        let scale = scale_inv[block * 16 + row];
-        let expected = match amax {
-            a if a == 0.0 || a.is_infinite() => 1.0,
-            a => (a / 448.0).log2().ceil().max(-127.0).exp2(),
-        };
-        assert_eq!(scale, expected, "row {row}, block {block}, amax {amax:e}");
-        for (i, x) in block_of_x.iter().enumerate().filter(|(_, x)| x.is_finite() && amax.is_finite()) {
-            let seen = decoded[row * 96 + block * 32 + i] * scale;
-            assert!((seen - x).abs() <= x.abs() / 16.0 + scale * 2f64.powi(-10), "{x:e} became {seen:e}");
-        }
-    }
-}
-
-#[test]
-fn mx_is_refused_on_a_gpu() {
-    let Some(gpu) = gpu() else { return };
-    let x = Tensor::zeros(&gpu, &[4, 4], DType::F32).unwrap();
-    let mut seen = CastStatistics::new(&gpu, 1).unwrap();
-    let error = quantize_blocks(&x, DType::E4M3, Granularity::Mx, PLAIN, CodeCopies::Rows, &mut seen, 0).unwrap_err();
-    assert!(error.to_string().contains("Hopper has no MX products"), "{error}");
-}
-
 #[test]
 fn quantize_into_overwrites_in_place() {
     for granularity in FINER {
