@@ -66,10 +66,10 @@ fn a_starter_of_records_with_other_fields_has_a_guess() {
         run.succeed(&["train", &config, "--device", "cpu", "--set", "max_steps=1", "--set", &output_dir]);
     }
     let text = "a text of some words, ".repeat(9);
-    run.write("other.jsonl", format!("{{\"left\": \"{text}\", \"right\": \"y\"}}\n").as_bytes());
+    run.write("other.jsonl", format!("{{\"left\": \"{text}\", \"right\": \"y\", \"a\\nseed = 5\": 1}}\n").as_bytes());
     let told = messages(&run, &["init", "model", "other.jsonl", "--output", "other.toml"]);
     assert!(told.contains("before you train") && told.contains("data.records.text_field"), "{told}");
-    assert!(file(&run, "other.toml").contains("# The records have the fields `left`, `right`."));
+    assert!(file(&run, "other.toml").contains("# The records have the fields `left`, `right`, `a\\nseed = 5`."));
     run.fail(&["train", "other.toml"], 2, &["field `text` is missing"]);
     run.replace(
         "other.toml",
