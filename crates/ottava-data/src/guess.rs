@@ -123,7 +123,12 @@ mod tests {
         ] {
             assert_eq!(told(record.clone()), Some((fields.into(), roles.into())), "{record}");
         }
-        for record in [json!({"a": "x", "b": "y"}), json!({"question": 1, "answer": 2}), json!({"messages": ["a"]})] {
+        for record in [
+            json!({"a": "x", "b": "y"}),
+            json!({"question": 1, "answer": 2}),
+            json!({"messages": ["a"]}),
+            json!({"question": "a"}),
+        ] {
             assert_eq!(guess(record.clone()), None, "{record}");
         }
     }

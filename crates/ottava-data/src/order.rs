@@ -237,5 +237,7 @@ mod tests {
         for (documents, size) in [(10, 10.0), (10, 1e30), (1, 0.5), (10, -1.0), (10, 1.5), (10, f64::NAN), (0, 0.0)] {
             assert!(matches!(Split::new(documents, size), Err(Error::Config(_))), "{documents}, {size}");
         }
+        let error = Split::new(1, 0.01).unwrap_err().to_string();
+        assert!(error.contains("1 of 1 documents") && error.contains("`val_set_size=0`"), "{error}");
     }
 }

@@ -185,7 +185,8 @@ impl Records {
             }
         }
         *config = before;
-        let fields: Vec<_> = record.keys().take(8).map(|name| format!("`{name}`")).collect();
+        // A name with a line break would end the comment.
+        let fields: Vec<_> = record.keys().take(8).map(|name| format!("`{}`", name.escape_debug())).collect();
         let lines = format!(
             "\n# The records have the fields {}. Name the field with the text, or the fields with the prompt and its answer:\n\
              # [data.records]\n# fields = {{ text = \"FIELD\" }}\n# fields = {{ prompt = \"FIELD\", completion = \"FIELD\" }}\n",

@@ -186,6 +186,11 @@ pub fn fp8_names_on(device: &Device) -> Vec<RecipeName> {
     RecipeName::ALL.into_iter().filter(casts).collect()
 }
 
+/// Returns the names of [`fp8_names_on`] whose formats have eight bits. Tests with bounds for the errors of FP8 use them.
+pub fn eight_bit_names_on(device: &Device) -> Vec<RecipeName> {
+    fp8_names_on(device).into_iter().filter(|name| *name != RecipeName::Nvfp4).collect()
+}
+
 /// Returns the recipes of [`recipes_on`] that cast.
 pub fn fp8_recipes_on(device: &Device) -> Vec<(String, Recipe)> {
     recipes_on(device).into_iter().filter(|(_, recipe)| recipe.casts.is_some()).collect()

@@ -20,7 +20,7 @@ use std::path::PathBuf;
   ottava init models/Llama-3.1-8B books.txt.gz more.jsonl --output books.toml
 
 A name of the Hub is OWNER/NAME or OWNER/NAME@REVISION; of a data set also OWNER/NAME?split=NAME or OWNER/NAME?config=NAME&split=NAME. If the data are
-small, the file has small batches, so that the run has about 30 steps. If the records have other names of fields than Ottava's, the file has a guess under
+small, the file has small batches, so that the run has at least about 30 steps. If the records have other names of fields than Ottava's, the file has a guess under
 [data.records].")]
 pub struct Init {
     /// A Hugging Face model folder, a name of the Hub such as Qwen/Qwen3-0.6B, or a config.json to start from random weights.

@@ -2,6 +2,7 @@
 
 use ottava_common::{Error, Result};
 use ottava_data::{Formatting, Tokenizer, TrainingData};
+use ottava_recipe::RecipeName;
 use ottava_settings::{Interval, RunConfig};
 use ottava_train::plan::{Plan, ResolvedRun};
 use ottava_train::tasks::RunTasks;
@@ -214,9 +215,11 @@ fn precision(config: &RunConfig, plan: &Plan) -> String {
     // The head is in high precision in every recipe.
     let of_blocks = || plan.linears.iter().filter(|linear| !linear.reason.starts_with("the head stays"));
     let all: usize = of_blocks().map(|linear| linear.count).sum();
-    let cast: usize = of_blocks().filter(|linear| linear.fprop.contains("E4M3")).map(|linear| linear.count).sum();
+    let is_cast = |product: &str| product.contains("E4M3") || product.contains("nvfp4");
+    let cast: usize = of_blocks().filter(|linear| is_cast(&linear.fprop)).map(|linear| linear.count).sum();
+    let bits = if config.precision.recipe == RecipeName::Nvfp4 { 4 } else { 8 };
     let fp8 = match config.precision.recipe().casts.is_some() {
-        true => format!(", {cast} of {all} linears in FP8"),
+        true => format!(", {cast} of {all} linears in FP{bits}"),
         false => String::new(),
     };
     let trained = match config.lora.r {

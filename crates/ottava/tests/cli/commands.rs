@@ -382,6 +382,8 @@ fn a_plan_begins_with_its_verdict_and_checks_what_train_checks() {
     assert!(lines.iter().zip(names).all(|(line, name)| line.starts_with(name)), "{plan}");
     assert!(lines[0].contains("yes: ") && lines[1].contains("2 (`training.max_steps`)"), "{plan}");
     assert!(lines[5].contains("fp8-delayed, 4 of 4 linears in FP8") && lines[6].contains("30 documents"), "{plan}");
+    let of_four_bits = run.succeed(&["plan", "run.toml", "--gpu", "H100", "--recipe", "nvfp4"]);
+    assert!(of_four_bits.contains("nvfp4, 4 of 4 linears in FP4"), "{of_four_bits}");
     // The steps of epochs are counted, as in the run.
     run.replace("run.toml", "max_steps = 2\n", "num_train_epochs = 2.0\n");
     let verdict = json(&run.succeed(&["plan", "run.toml", "--json"]))["verdict"].clone();

@@ -32,6 +32,16 @@ fn exported_folders_are_evaluated_and_generate() {
     assert!((loss("rows") / loss(checkpoint) - 1.0).abs() < 0.01);
     assert_ne!(loss("rows"), loss(checkpoint));
     run.succeed(&["generate", "rows", "--prompt", "line", "--max-new-tokens", "4", "--device", "cpu"]);
+    // The MLP has no whole blocks of 32.
+    for (format, linears) in [("nvfp4", 4), ("mxfp4", 1)] {
+        let text = run.succeed(&["export", checkpoint, format, "--format", format]);
+        assert!(
+            text.contains(&format!("{linears} linears in FP4, cast from the weights"))
+                && text.contains("14176 parameters"),
+            "{text}"
+        );
+        assert!((loss(format) / loss(checkpoint) - 1.0).abs() < 0.01 && loss(format) != loss("rows"));
+    }
     run.succeed(&["export", "rows", "plain", "--format", "bf16"]);
     assert!(run.succeed(&["eval", "plain", "--data", "text.txt", "--device", "cpu"]).contains("loss"));
 

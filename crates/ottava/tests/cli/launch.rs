@@ -129,12 +129,18 @@ fn ssh_starts_a_keeper_for_each_host() {
 fn ssh_stops_all_keepers_and_a_lost_host_does_not_hide_their_code() {
     let folder = tempfile::tempdir().unwrap();
     let ottava =
-        "trap 'exit 75' TERM; echo > started-$RANK; [ $RANK = 1 ] && exit 255; for i in $(seq 600); do sleep 0.1; done";
+        "trap 'exit 75' TERM; echo > started-$RANK; [ $RANK = 2 ] && exit 255; for i in $(seq 600); do sleep 0.1; done";
     let mut command = command("sh", folder.path(), [("ottava", ottava), ("ssh", SSH), ("srun", SRUN)]);
     let script = file("ssh-recovery.sh");
     let mut job = command.arg(script).arg("run.toml").envs([("HOSTS", "n1 n2 n3"), ("GPUS", "1")]).spawn().unwrap();
-    while !(0..3).all(|host| folder.path().join(format!("started-{host}")).exists()) {
+    let have_started = || (0..3).all(|host| folder.path().join(format!("started-{host}")).exists());
+    let begin = std::time::Instant::now();
+    while !have_started() && begin.elapsed() < std::time::Duration::from_secs(60) {
         std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    if !have_started() {
+        job.kill().unwrap();
+        panic!("a keeper does not start");
     }
     assert!(Command::new("kill").args(["-TERM", &job.id().to_string()]).status().unwrap().success());
     assert_eq!(job.wait().unwrap().code(), Some(75));

@@ -136,6 +136,16 @@ fn layers_and_models_name_no_recipe() {
     }
 }
 
+/// Clocks of hosts may jump. Only the number of the first hub of a job comes from the wall clock (`hub_link.rs`).
+#[test]
+fn timeouts_use_a_monotonic_clock() {
+    let folders = ["crates/ottava-elastic/src", "crates/ottava-tensor/src/comm", "crates/ottava/src/ranks"];
+    for file in folders.into_iter().flat_map(|folder| files(folder, &["rs"])) {
+        let found = words(&file.code, "SystemTime").next().map(|at| file.at(line_of(&file.code, at)));
+        assert!(found.is_none() || file.path.ends_with("process/hub_link.rs"), "{found:?} reads the wall clock");
+    }
+}
+
 /// Returns the sources of the crates between `ottava-tensor`, which does not know models, and `ottava-serve`.
 fn sources_of_models() -> Vec<File> {
     let names = FLOORS.iter().map(|(krate, _)| *krate);

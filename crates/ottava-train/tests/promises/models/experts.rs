@@ -4,8 +4,8 @@
 use crate::models::recorded::Recorded;
 use crate::runs::resume;
 use crate::setup::{
-    Seeded, Training, batch, config, decoder, devices, devices_of, finish_step, fp8_names_on, gradients, largest_error,
-    logits, losses, losses_and_gradients, on_device, recipe, relative_error, sequences,
+    Seeded, Training, batch, config, decoder, devices, devices_of, eight_bit_names_on, finish_step, gradients,
+    largest_error, logits, losses, losses_and_gradients, on_device, recipe, relative_error, sequences,
 };
 use ottava_checkpoint::FolderWeights;
 use ottava_models::layers::RouterLossFactors;
@@ -79,7 +79,7 @@ fn every_fp8_recipe_trains_experts() {
         let reference = run(RecipeName::Bf16);
         let learned = reference[0] - reference[STEPS - 1];
         assert!(learned > 0.1, "{device}: {reference:?}");
-        for name in fp8_names_on(&device) {
+        for name in eight_bit_names_on(&device) {
             let seen = run(name);
             let apart = (seen[STEPS - 1] - reference[STEPS - 1]).abs();
             eprintln!("{} on {device}: {apart:.4} from BF16, which learned {learned:.4}", name.as_str());
@@ -148,7 +148,7 @@ fn loads(decoder: &mut Decoder) -> Vec<RouterLoad> {
 #[test]
 fn experts_without_tokens_have_no_gradient_and_break_nothing() {
     for device in devices() {
-        for name in [RecipeName::Bf16].into_iter().chain(fp8_names_on(&device)) {
+        for name in [RecipeName::Bf16].into_iter().chain(eight_bit_names_on(&device)) {
             let mut decoder = built(&sizes(), name, &device, &mut EqualLogits);
             let (losses, gradients) = pass(&mut decoder);
             assert!(losses.iter().all(|loss| loss.is_finite()));
@@ -202,7 +202,7 @@ impl WeightSource for Permuted {
 #[test]
 fn numbers_of_experts_do_not_matter() {
     for device in devices() {
-        for name in [RecipeName::Bf16].into_iter().chain(fp8_names_on(&device)) {
+        for name in [RecipeName::Bf16].into_iter().chain(eight_bit_names_on(&device)) {
             let run = |order| {
                 let mut decoder = built(&sizes(), name, &device, &mut Permuted(order));
                 let (losses, gradients) = pass(&mut decoder);

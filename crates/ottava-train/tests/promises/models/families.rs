@@ -1,7 +1,7 @@
 //! Families other than Llama: every recipe trains them with every storage and every memory policy, and their folders round-trip.
 
 use crate::runs::resume::{self, write_inputs};
-use crate::setup::{Seeded, Training, batch, config, devices, fp8_names_on, on_one_thread, recipe, rotated};
+use crate::setup::{Seeded, Training, batch, config, devices, eight_bit_names_on, on_one_thread, recipe, rotated};
 use crate::step::steps;
 use ottava_checkpoint::{FolderWeights, RandomWeights};
 use ottava_models::layers::Role;
@@ -177,7 +177,7 @@ fn every_fp8_recipe_trains_every_family() {
             let reference = losses(RecipeName::Bf16);
             let learned = reference[0] - reference[STEPS - 1];
             assert!(learned > 0.1, "{family} on {device}: {reference:?}");
-            for name in rotated(&fp8_names_on(&device), 2, number) {
+            for name in rotated(&eight_bit_names_on(&device), 2, number) {
                 let seen = losses(name);
                 let apart = (seen[STEPS - 1] - reference[STEPS - 1]).abs();
                 eprintln!("{family}, {} on {device}: {apart:.4} from BF16, which learned {learned:.4}", name.as_str());

@@ -3,7 +3,7 @@
 use crate::models::recorded::Recorded;
 use crate::parallel::mesh::{Mesh, MeshRank, Seen, distance};
 use crate::runs::resume::{config, metrics, train, write_inputs};
-use crate::setup::{fp8_names_on, gradients, on_ranks, recipe, tiny_llama};
+use crate::setup::{eight_bit_names_on, gradients, on_ranks, recipe, tiny_llama};
 use ottava_data::{Batch, ExampleRows};
 use ottava_models::{ConfigFile, Decoder, decoder_config};
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
@@ -145,7 +145,7 @@ fn gradients_and_scores_are_those_of_transformers() {
 #[test]
 fn losses_in_fp8_are_near_those_in_f32() {
     let exact = losses_of("single", ProblemType::SingleLabelClassification, 3, RecipeName::Fp32, 12);
-    for name in [RecipeName::Bf16].into_iter().chain(fp8_names_on(&Device::Cpu)) {
+    for name in [RecipeName::Bf16].into_iter().chain(eight_bit_names_on(&Device::Cpu)) {
         let found = losses_of("single", ProblemType::SingleLabelClassification, 3, name, 12);
         let apart = largest_distance(&found, &exact);
         eprintln!("{}: losses are at most {apart:.1e} apart from those in F32", name.as_str());

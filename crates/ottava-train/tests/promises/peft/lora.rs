@@ -4,8 +4,8 @@ use crate::models::recorded::Recorded;
 use crate::peft::modules::saved_in;
 use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::setup::{
-    Seeded, Training, decoder, devices, fp8_names_on, gradients, largest_error, losses, losses_and_gradients, mean,
-    recipe, recipes, text, text_batch, tiny_llama, tiny_llama_with,
+    Seeded, Training, decoder, devices, eight_bit_names_on, gradients, largest_error, losses, losses_and_gradients,
+    mean, recipe, recipes, text, text_batch, tiny_llama, tiny_llama_with,
 };
 use ottava_checkpoint::{AdaptedWeights, AdapterFolder, RandomWeights, merge};
 use ottava_data::Batch;
@@ -104,7 +104,7 @@ fn gradients_of_adapters_are_those_of_peft() {
 #[test]
 fn twenty_steps_lose_what_they_lose_in_peft() {
     for (device, case) in devices().into_iter().flat_map(|device| CASES.map(|case| (device.clone(), case))) {
-        let names = [RecipeName::Fp32, RecipeName::Bf16].into_iter().chain(fp8_names_on(&device));
+        let names = [RecipeName::Fp32, RecipeName::Bf16].into_iter().chain(eight_bit_names_on(&device));
         for name in names {
             let allowed = match name {
                 RecipeName::Fp32 => 1e-5,

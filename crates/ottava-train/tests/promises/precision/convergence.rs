@@ -4,7 +4,7 @@
 //! hides constant factors in gradients, which `products` and `model_gradients` look for. With `OTTAVA_CONVERGENCE=full`, runs train eight times as long
 //! on twice the text per step (`just nightly convergence`).
 
-use crate::setup::{config, devices, fp8_names_on, on_one_thread, text, text_batch, unscaled_gradients};
+use crate::setup::{config, devices, eight_bit_names_on, on_one_thread, text, text_batch, unscaled_gradients};
 use crate::step::steps::at;
 use ottava_checkpoint::RandomWeights;
 use ottava_data::Batch;
@@ -142,7 +142,7 @@ fn fp8_learns_as_well_as_bf16() {
         announce(&device);
         let run = |name: &str, recipe: &Recipe| losses(name, recipe, MemoryPolicy::FULL, &device, text, seeds());
         let bf16 = run("bf16", &named(RecipeName::Bf16));
-        for name in fp8_names_on(&device) {
+        for name in eight_bit_names_on(&device) {
             expect_as_low(name.as_str(), &run(name.as_str(), &named(name)), "bf16", &bf16);
         }
         // This recipe must fail. Otherwise the bar would be meaningless.

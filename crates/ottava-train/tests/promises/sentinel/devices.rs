@@ -45,7 +45,9 @@ fn run(recipe: &Recipe, device: &Device, checks: &[usize]) -> (Vec<Verdict>, Vec
 
 #[test]
 fn comparisons_on_a_gpu_change_no_bit_and_agree_with_the_cpu() {
-    for (name, recipe) in fp8_recipes_on(&Device::Cpu) {
+    // The bounds of the sentinel are for FP8.
+    let recipes = fp8_recipes_on(&Device::Cpu).into_iter().filter(|(name, _)| name != "nvfp4");
+    for (name, recipe) in recipes {
         let (expected, _) = run(&recipe, &Device::Cpu, &[0, 2, 4]);
         for device in devices().into_iter().filter(|device| recipe.expect_on(device).is_ok()) {
             let (verdicts, left) = run(&recipe, &device, &[0, 2, 4]);

@@ -43,7 +43,10 @@ fn checks(run: &Path) -> Vec<Value> {
 #[ignore = "takes minutes; scripts/nightly.sh sentinel runs it"]
 fn healthy_runs_of_each_recipe_raise_no_alarm() {
     let inputs = inputs();
-    for recipe in std::iter::once(RecipeName::Bf16).chain(RecipeName::FP8.iter().copied()) {
+    // The bounds of the sentinel are for FP8.
+    for recipe in
+        std::iter::once(RecipeName::Bf16).chain(RecipeName::FP8.into_iter().filter(|name| *name != RecipeName::Nvfp4))
+    {
         let output = tempfile::tempdir().unwrap();
         let mut config = long(inputs.path(), output.path(), recipe);
         config.sentinel.sentinel_steps = if recipe == RecipeName::Bf16 { 0 } else { 50 };
