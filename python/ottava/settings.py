@@ -552,7 +552,7 @@ class Precision(Table):
     smooth_swiglu: Optional[bool] = None
     """Smooth-SwiGLU, for "fp8-delayed" and "fp8-current": scale each input channel of down_proj by a power of two before the cast, and the weight by its inverse."""
     deterministic: Optional[bool] = None
-    """Sum attention's gradient on a GPU in a fixed order, so that each run has the same bits."""
+    """On a GPU, give each run the same bits."""
     batch_invariant: Optional[bool] = None
     """Compute forward on a GPU so that the result of a token does not depend on the other tokens of a batch, with the order of sums of `--batch-invariant` in inference."""
     delayed: Optional[PrecisionDelayed] = None

@@ -372,7 +372,7 @@ struct Step {
 }
 
 impl Placement {
-    /// Places the ranks of `shape`, of which `shard` ranks of data x context divide slices.
+    /// Places the ranks of `shape`. `shard` ranks of data x context divide slices.
     fn new(shape: &MeshShape, shard: usize, gpus_per_host: usize) -> Placement {
         // Tensor is the fastest axis of rank numbers, followed by context, data and pipeline; experts divide data x context.
         let [tensor, context] = [shape.tensor, shape.tensor * shape.context];

@@ -179,7 +179,7 @@ impl Serve {
         ranks.lead(engine).map(drop)
     }
 
-    /// Returns the number of completions in a batch, of which `wanted` are asked for. The states of a recurrent `model` are in slots that are allocated
+    /// Returns the number of completions in a batch, at most `wanted`. The states of a recurrent `model` are in slots that are allocated
     /// at the start, and the caches have slots for `fitting` completions.
     ///
     /// Errors if `--max-num-seqs` asks for more slots.
