@@ -141,7 +141,7 @@ fn logits_are_those_of_training() {
                 finish_step(&mut decoder);
             }
             let by_token = decoder.scale_by_token().unwrap();
-            assert_eq!(by_token, recipe.name == RecipeName::Fp8Current, "{name}");
+            assert_eq!(by_token, matches!(recipe.name, RecipeName::Fp8Current | RecipeName::Nvfp4), "{name}");
             if recipe.smooth_swiglu {
                 continue;
             }
@@ -156,7 +156,12 @@ fn logits_are_those_of_training() {
                 Some(on_the_cpu) => {
                     let (own, between) = (mean_difference(&found, &expected), mean_difference(&expected, on_the_cpu));
                     let rounding = mean_difference(on_the_cpu, &in_f32);
-                    let allowed = if recipe.compute == DType::F16 { rounding } else { 2.0 * between };
+                    let allowed = match recipe.name {
+                        _ if recipe.compute == DType::F16 => rounding,
+                        // A scale of a small block changes by steps, in MX by a factor of 2.
+                        RecipeName::Mxfp8 | RecipeName::Nvfp4 => 3.0 * between,
+                        _ => 2.0 * between,
+                    };
                     assert!(
                         own <= allowed,
                         "{context}: {own} from training's forward, which is {between} from the CPU's; {rounding} from F32"

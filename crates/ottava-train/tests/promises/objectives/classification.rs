@@ -348,6 +348,7 @@ fn folders_of_classifiers_are_read_as_they_were_written() {
     assert_eq!(file["id2label"], json!({"0": "digits", "1": "letters", "2": "none"}));
     // The head of the folder has the scores of digits first.
     other.classification.label_names = ["letters", "digits"].map(String::from).to_vec();
+    other.output_dir = inputs.path().join("reordered");
     let error = train(&other, &Device::Cpu, &Start::New, 8).unwrap_err().to_string();
     assert!(error.contains("in another order") && error.contains(": digits, letters;"), "{error}");
 }
