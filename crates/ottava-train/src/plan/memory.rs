@@ -413,7 +413,7 @@ fn save(Run { model, optimizer, step, .. }: &mut Run) -> Result<SavedBytes> {
 /// The bytes that a rank saves, the maximum bytes of a rank that does not lead, and the bytes of all ranks.
 #[derive(Default)]
 struct SavedBytes {
-    /// Bytes of all tensors, of which a save takes a snapshot; see [`Contents::snapshot_bytes`].
+    /// Bytes of all tensors of a snapshot that a save takes; see [`Contents::snapshot_bytes`].
     snapshot: [usize; 3],
     /// Bytes of the model alone.
     model: [usize; 3],

@@ -90,7 +90,7 @@ impl Drawer {
     }
 }
 
-/// Makes an engine that `model` can be lent to. Those of the `ranks` that draw together make engines of the same sizes.
+/// Makes an engine that `model` can be lent to. Ranks that draw together make engines of the same sizes.
 ///
 /// Errors as [`EngineOptions::within`] and [`Engine::to_lend`].
 fn engine_for(model: &Decoder, sizes: &DrawSizes, ranks: Rc<Ranks>) -> Result<Engine> {
