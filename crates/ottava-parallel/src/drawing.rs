@@ -62,8 +62,8 @@ impl Ranks {
         least.map(|least| least as usize).ok_or_else(|| different(what))
     }
 
-    /// Errors with [`Error::Cancelled`] on all ranks that draw together if one of them was asked to stop while `doing` something. These ranks compute the
-    /// next pass together, or none of them does.
+    /// Errors with [`Error::Cancelled`](ottava_common::Error::Cancelled) on all ranks that draw together if one of them was asked to stop while `doing`
+    /// something. These ranks compute the next pass together, or none of them does.
     pub fn check_stop_of_draws(&self, doing: &str) -> Result<()> {
         let own = interrupt::check(doing);
         if self.draws_alone() {

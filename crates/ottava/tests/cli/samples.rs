@@ -49,7 +49,10 @@ fn ranks_log_the_samples_once() {
     let train = [&["train", "run.toml"], &PROMPTS[..], &on].concat();
     run.succeed(&[&train[..], &["--ranks", "2", "--set", "parallel.zero=1"]].concat());
     assert_eq!(samples(&run).iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2]);
+    let tensors = Run::new();
+    tensors.succeed(&[&train[..], &["--ranks", "2", "--set", "parallel.tensor=2"]].concat());
+    assert_eq!(samples(&tensors).iter().map(|(step, _)| *step).collect::<Vec<_>>(), [0, 0, 1, 1, 2, 2]);
     let divided = Run::new();
-    let words = ["`parallel.tensor` is 2", "`generation.at_evaluations`", "set it to 1"];
-    divided.fail(&[&train[..], &["--ranks", "2", "--set", "parallel.tensor=2"]].concat(), 1, &words);
+    let words = ["`parallel.context` is 2", "`generation.at_evaluations`", "set it to 1"];
+    divided.fail(&[&train[..], &["--ranks", "2", "--set", "parallel.context=2"]].concat(), 1, &words);
 }
