@@ -7,7 +7,7 @@ use crate::setup::{eight_bit_names_on, gradients, on_ranks, recipe, tiny_llama};
 use ottava_data::{Batch, ExampleRows};
 use ottava_models::{ConfigFile, Decoder, decoder_config};
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_parallel::{Partition, Schedule, ScheduleKind, SentActivations, Zero};
+use ottava_parallel::{Partition, Schedule, ScheduleKind, Zero};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, Resident};
 use ottava_recipe::{Fp8Format, RecipeName};
@@ -192,26 +192,8 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
 fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let mut sizes = tiny_llama();
     sizes.head.labels = Some(3);
-    let schedule = Schedule::of_one_rank(1);
-    let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
-    let (data, rows, gathers_values, sent, muon) = (1, [8, 16], false, SentActivations::Auto, false);
-    let (context, expert, tensor, shard) = (1, 1, 1, 0);
-    let one = Mesh {
-        sizes,
-        recipe,
-        memory,
-        schedule,
-        context,
-        expert,
-        tensor,
-        data,
-        zero,
-        shard,
-        gathers_values,
-        sent,
-        muon,
-        rows,
-    };
+    let one = Mesh::of_one_rank(sizes, recipe(RecipeName::Fp32, Fp8Format::Auto), [8, 16]);
+    let (schedule, zero) = (one.schedule, one.zero);
     let pipeline = Schedule { kind: ScheduleKind::default(), ranks: 2, stages: 1, micro_batches: 2 };
     let expected = train_on(&one, Group::solo());
     let with = |schedule, data, zero, rows| Mesh { schedule, data, zero, rows: [rows, 16], ..one.clone() };

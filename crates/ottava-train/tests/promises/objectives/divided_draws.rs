@@ -1,6 +1,6 @@
 //! Draws of a model that ranks divide: ZeRO changes no completion and no loss, and ranks that divide tensors or experts draw the completions of one rank.
 
-use super::preference_ranks::expect_equal;
+use super::preference_ranks::{expect_equal, write_experts};
 use super::rollouts::{config, values_of, write_inputs};
 use super::turns::{self, GAME};
 use crate::runs::resume::{metrics, train};
@@ -112,22 +112,6 @@ fn two_ranks_that_divide_weights_draw_the_completions_of_one() {
     }
 }
 
-/// Writes a mixture of four experts in a block, with the tokenizer of `inputs`.
-fn write_experts(inputs: &Path, experts: &Path) {
-    std::fs::create_dir(experts).unwrap();
-    for name in ["tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(inputs.join(name), experts.join(name)).unwrap();
-    }
-    let config = json!({
-        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 32, "intermediate_size": 48,
-        "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": true, "decoder_sparse_step": 1,
-        "mlp_only_layers": [], "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 16,
-        "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": false, "router_aux_loss_coef": 0.0,
-        "eos_token_id": 0,
-    });
-    std::fs::write(experts.join("config.json"), config.to_string()).unwrap();
-}
-
 /// Each run draws two generations: the second with updated weights. One rank scores what ranks draw together.
 #[test]
 fn ranks_that_divide_tensors_or_experts_draw_the_completions_of_one() {
@@ -135,7 +119,7 @@ fn ranks_that_divide_tensors_or_experts_draw_the_completions_of_one() {
     write_inputs(folder.path());
     let (start, experts) = (folder.path().join("start"), folder.path().join("experts"));
     train(&config(folder.path(), &start, RecipeName::Fp32, 1), &Device::Cpu, &Start::New, u64::MAX).unwrap();
-    write_experts(folder.path(), &experts);
+    write_experts(folder.path(), &experts, json!({"vocab_size": 16, "eos_token_id": 0}));
     let mut plain = two_generations(folder.path(), "plain", RecipeName::Fp32);
     // The completions of most groups have different rewards, so that gradients are not rounding alone.
     plain.reinforcement.rewards =

@@ -6,8 +6,8 @@ use crate::runs::resume::{config, metrics, train, write_inputs};
 use crate::setup::{gradients, on_ranks, recipe, tiny_llama};
 use ottava_data::{Batch, ExampleRows};
 use ottava_models::{BackwardPass, Decoder};
+use ottava_parallel::Zero;
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_parallel::{Schedule, SentActivations, Zero};
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose, Resident};
@@ -148,26 +148,7 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
 fn ranks_have_the_losses_of_one_rank() {
     let mut sizes = tiny_llama();
     (sizes.head.pooled, sizes.head.tied) = (true, true);
-    let schedule = Schedule::of_one_rank(1);
-    let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
-    let (data, rows, gathers_values, sent, muon) = (1, [12, 16], false, SentActivations::Auto, false);
-    let (context, expert, tensor, shard) = (1, 1, 1, 0);
-    let one = Mesh {
-        sizes,
-        recipe,
-        memory,
-        schedule,
-        context,
-        expert,
-        tensor,
-        data,
-        zero,
-        shard,
-        gathers_values,
-        sent,
-        muon,
-        rows,
-    };
+    let one = Mesh::of_one_rank(sizes, recipe(RecipeName::Fp32, Fp8Format::Auto), [12, 16]);
     let expected = train_on(&one, Group::solo());
     for (name, mesh) in [
         ("2 ranks", Mesh { data: 2, rows: [6, 16], ..one.clone() }),

@@ -8,19 +8,23 @@ use ottava_recipe::RecipeName;
 use ottava_settings::{LoraConfig, LossType, ParallelConfig, PreferenceConfig, RunConfig};
 use ottava_tensor::Device;
 use ottava_train::trainer::{Start, Trainer};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-/// Writes a model with experts beside the records of `inputs`.
-fn write_experts(inputs: &Path, experts: &Path) {
+/// Writes a mixture of four experts per block, with the tokenizer of `inputs`. `vocabulary` has the keys of its `config.json` that belong to the tokenizer.
+pub fn write_experts(inputs: &Path, experts: &Path, vocabulary: Value) {
     std::fs::create_dir(experts).unwrap();
-    std::fs::copy(inputs.join("tokenizer.json"), experts.join("tokenizer.json")).unwrap();
+    for name in ["tokenizer.json", "tokenizer_config.json"].into_iter().filter(|name| inputs.join(name).exists()) {
+        std::fs::copy(inputs.join(name), experts.join(name)).unwrap();
+    }
     let config = r#"{"architectures":["Qwen3MoeForCausalLM"],"model_type":"qwen3_moe","hidden_size":32,"intermediate_size":48,
         "moe_intermediate_size":32,"num_experts":4,"num_experts_per_tok":2,"norm_topk_prob":true,"decoder_sparse_step":1,"mlp_only_layers":[],
-        "num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":8,"vocab_size":100,"max_position_embeddings":64,
+        "num_hidden_layers":2,"num_attention_heads":4,"num_key_value_heads":2,"head_dim":8,"max_position_embeddings":64,
         "rms_norm_eps":1e-6,"rope_theta":10000.0,"tie_word_embeddings":false,"router_aux_loss_coef":0.0}"#;
-    std::fs::write(experts.join("config.json"), config).unwrap();
+    let mut config: serde_json::Map<String, Value> = serde_json::from_str(config).unwrap();
+    config.extend(vocabulary.as_object().unwrap().clone());
+    std::fs::write(experts.join("config.json"), Value::from(config).to_string()).unwrap();
 }
 
 /// Returns the metrics of `config` on one rank, or on the ranks of `parallel`.
@@ -63,7 +67,7 @@ fn ranks_of_every_axis_train_preferences_as_one_rank() {
     let inputs = tempfile::tempdir().unwrap();
     write_records(inputs.path());
     let experts = inputs.path().join("experts");
-    write_experts(inputs.path(), &experts);
+    write_experts(inputs.path(), &experts, json!({"vocab_size": 100}));
     let runs = tempfile::tempdir().unwrap();
     let of = |name: &str, records: &str| {
         let mut config = run_config(inputs.path(), &runs.path().join(name), RecipeName::Fp32, records);

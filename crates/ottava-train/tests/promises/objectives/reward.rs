@@ -12,7 +12,7 @@ use ottava_checkpoint::{AdapterFolder, merge};
 use ottava_data::{Batch, PreferenceBatch, RowLayout, SourceOptions, Tokenizer, prepare};
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, decoder_config, language_model_config, reward_model};
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
-use ottava_parallel::{Schedule, ScheduleKind, SentActivations, Zero};
+use ottava_parallel::{Schedule, ScheduleKind, Zero};
 use ottava_recipe::mode::StepPrecision;
 use ottava_recipe::param::{MemoryPolicy, Purpose};
 use ottava_recipe::{Fp8Format, RecipeName};
@@ -203,26 +203,8 @@ fn train_on(mesh: &Mesh, comm: Group) -> Seen {
 fn micro_batches_and_ranks_change_only_the_order_of_sums() {
     let mut sizes = tiny_llama();
     sizes.head.labels = Some(1);
-    let schedule = Schedule::of_one_rank(1);
-    let (recipe, memory, zero) = (recipe(RecipeName::Fp32, Fp8Format::Auto), MemoryPolicy::FULL, Zero::Nothing);
-    let (data, rows, gathers_values, sent) = (1, [8, TOKENS], false, SentActivations::Auto);
-    let (context, expert, tensor) = (1, 1, 1);
-    let one = Mesh {
-        sizes,
-        recipe,
-        memory,
-        schedule,
-        context,
-        expert,
-        tensor,
-        data,
-        zero,
-        shard: 0,
-        gathers_values,
-        sent,
-        rows,
-        muon: false,
-    };
+    let one = Mesh::of_one_rank(sizes, recipe(RecipeName::Fp32, Fp8Format::Auto), [8, TOKENS]);
+    let (schedule, zero) = (one.schedule, one.zero);
     let pipeline = Schedule { kind: ScheduleKind::default(), ranks: 2, stages: 1, micro_batches: 2 };
     let expected = train_on(&one, Group::solo());
     let with = |schedule, data, zero, rows| Mesh { schedule, data, zero, rows: [rows, TOKENS], ..one.clone() };

@@ -53,6 +53,26 @@ pub struct MeshRank {
 }
 
 impl Mesh {
+    /// Returns the run of one rank with one micro-batch of `rows`, and defaults for all else.
+    pub fn of_one_rank(sizes: DecoderConfig, recipe: Recipe, rows: [usize; 2]) -> Mesh {
+        Mesh {
+            sizes,
+            recipe,
+            memory: MemoryPolicy::FULL,
+            schedule: Schedule::of_one_rank(1),
+            context: 1,
+            expert: 1,
+            tensor: 1,
+            data: 1,
+            zero: Zero::Nothing,
+            shard: 0,
+            sent: SentActivations::Auto,
+            gathers_values: false,
+            rows,
+            muon: false,
+        }
+    }
+
     /// Returns the number of all ranks.
     pub fn ranks(&self) -> usize {
         self.tensor * self.context * self.schedule.ranks * self.data
