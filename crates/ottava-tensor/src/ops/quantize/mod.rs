@@ -157,7 +157,7 @@ pub(super) fn prepare(to: &Fp8Output, device: &Device, rows: usize, columns: usi
 }
 
 /// Checks an output on `device`, and returns its granularity.
-fn expect_output(to: &Fp8Output, device: &Device) -> Result<Granularity> {
+pub(super) fn expect_output(to: &Fp8Output, device: &Device) -> Result<Granularity> {
     match to.scale {
         CastScale::Given(scale) => expect_cast(to.format, scale, to.statistics, to.slot, device)?,
         CastScale::Own(Granularity::PerTensor, _) => {

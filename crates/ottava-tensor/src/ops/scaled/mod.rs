@@ -54,11 +54,11 @@ impl Fp8Output<'_> {
         x.values.expect_dtype("quantize: x", &[DType::F16])?;
         let Device::Cuda(gpu) = x.values.device() else { return self.cast(&unscaled(x, dtype)?) };
         let [rows, columns] = x.values.dims("quantize: x")?;
-        let mut quantized = quantize::prepare(&self, x.values.device(), rows, columns)?;
-        if quantized.granularity.microscaling().is_some() {
+        if quantize::expect_output(&self, x.values.device())?.microscaling().is_some() {
             // Casts to small blocks read plain values.
             return self.cast(&unscaled(x, dtype)?);
         }
+        let mut quantized = quantize::prepare(&self, x.values.device(), rows, columns)?;
         quantize::quantize_scaled(gpu, x, dtype, &mut quantized, &mut self)?;
         Ok(quantized)
     }
