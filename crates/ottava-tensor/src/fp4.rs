@@ -4,6 +4,10 @@
 /// The largest value.
 pub const MAX_E2M1: f32 = 6.0;
 
+/// The magnitude above which a value saturates: rounding it to 6 loses more than half of the last step. The scale of a block in NVFP4 is rounded to
+/// E4M3, so the largest value of a block can become up to 6.4 and loses less.
+pub(crate) const SATURATED_E2M1: f32 = 7.0;
+
 /// The largest value of E4M3, the format of the scales of blocks in NVFP4.
 const MAX_E4M3: f32 = 448.0;
 

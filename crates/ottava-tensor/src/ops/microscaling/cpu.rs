@@ -1,6 +1,6 @@
 use super::{CastStatistics, Hadamard, SIGNS, TRANSFORMED};
 use crate::element::{Float, Real, with_float};
-use crate::fp4::{self, MAX_E2M1};
+use crate::fp4::{self, MAX_E2M1, SATURATED_E2M1};
 use crate::fp8::{E4M3, E5M2, E8M0};
 use crate::granularity::{Levels, Microscaling};
 use crate::ops::destination::Seen;
@@ -65,7 +65,7 @@ pub(super) fn cast(
 #[derive(Clone, Copy)]
 struct Rule {
     how: Microscaling,
-    /// The largest magnitude after scaling.
+    /// The largest magnitude after scaling that does not count as saturated.
     largest: f32,
     /// The factor of the amaxes of blocks before the cast of their scales.
     of_amax: f32,
@@ -85,7 +85,7 @@ impl Rule {
         match (how.levels, amax) {
             (Levels::Two, Some(amax)) => {
                 let scale = fp4::nvfp4_scale(amax);
-                Rule { how, largest: MAX_E2M1, of_amax: scale * (1.0 / MAX_E2M1), tensor: 1.0 / scale }
+                Rule { how, largest: SATURATED_E2M1, of_amax: scale * (1.0 / MAX_E2M1), tensor: 1.0 / scale }
             }
             _ => Rule { how, largest, of_amax: 1.0 / largest, tensor: 1.0 },
         }
@@ -155,10 +155,15 @@ fn rows<S: Float<Real = f32>, C: Float<Real = f32>>(
     seen.into_iter().fold(Seen::default(), Seen::merge)
 }
 
+/// Returns the bits of a value. All NaNs have the same bits, because conversions to F32 differ in the bits of NaNs.
+fn bits_of(x: f32) -> u64 {
+    u64::from(if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() })
+}
+
 /// Casts the values of a row that share a scale.
 fn block<S: Float<Real = f32>, C: Float<Real = f32>>(x: &[S], rule: Rule, scale: BlockScale, codes: &mut [C]) -> Seen {
     let key = match rule.how.stochastic {
-        true => x.iter().fold(0, |key, x| hash(key ^ u64::from(x.load().to_bits()))),
+        true => x.iter().fold(0, |key, x| hash(key ^ bits_of(x.load()))),
         false => 0,
     };
     let mut seen = Seen::default();

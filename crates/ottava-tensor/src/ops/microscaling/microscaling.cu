@@ -84,6 +84,9 @@ quantize_mx(CODE* codes, float* scales, const X* x, u64 rows, u64 columns, u64 p
     count(amax, saturated, underflowed, elements, largest, beyond, lost, rows * columns);
 }
 
+// Returns the bits of a value. All NaNs have the same bits, because conversions to F32 differ in the bits of NaNs.
+__device__ __forceinline__ u64 bits_of(float x) { return x != x ? 0x7FC00000 : __float_as_uint(x); }
+
 // Rounds a magnitude of at most 6 to a value of E2M1: to nearest even, or stochastically by a random number, as in fp4.rs.
 __device__ __forceinline__ float on_grid(float x, bool stochastic, u32 random) {
     if (x != x) return x;
@@ -119,13 +122,13 @@ quantize_nvfp4(e4m3* codes, float* scales, const X* x, const float* tensor_amax,
     const float factor = fminf(1.0f / (decode * of_tensor), 3.402823466e38f);
     u64 key = 0;
     if (stochastic)
-        for (int i = 0; i < valid; i++) key = hash(key ^ (u64)__float_as_uint(v[i]));
+        for (int i = 0; i < valid; i++) key = hash(key ^ bits_of(v[i]));
     u32 beyond = 0, lost = 0;
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         const float scaled = v[i] * factor;
         const float value = on_grid(scaled, stochastic, stochastic ? (u32)(hash(key ^ (u64)i) >> 32) : 0);
-        beyond += i < valid && fabsf(scaled) > 6.0f;
+        beyond += i < valid && fabsf(scaled) > 7.0f;
         lost += i < valid && value == 0.0f && v[i] != 0.0f;
         v[i] = value;
     }
