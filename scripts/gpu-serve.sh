@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Throughput and latencies of `ottava serve` under 64 clients and under one, on one GPU and on GPUS, with and without flags, for a model of
+# Throughput and latencies of `ottava serve` under 64 clients and under one (CLIENTS), on one GPU and on GPUS, with and without flags, for a model of
 # Llama-3-8B's shape with random weights. About 60 s per server.
 #
 # usage: scripts/gpu-serve.sh [OTTAVA]    the program; without it, it is built here
@@ -45,8 +45,9 @@ serve() {
         kill -0 $server || { cat "$results/$name.log"; exit 1; }
         sleep 0.2
     done
-    load "$name-64" --num-prompts 256 --max-concurrency 64 --num-warmups 64
-    load "$name-1" --num-prompts 3 --max-concurrency 1
+    for clients in ${CLIENTS:-64 1}; do
+        load "$name-$clients" --num-prompts $((clients == 1 ? 3 : 4 * clients)) --max-concurrency "$clients" --num-warmups $((clients == 1 ? 0 : clients))
+    done
     kill $server
     wait $server || true
 }
