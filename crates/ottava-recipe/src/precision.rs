@@ -2,7 +2,7 @@
 
 use crate::mode::StepPrecision;
 use crate::{
-    Cast, Exceptions, FirstStep, Fp8Format, LinearCasts, Override, PrecisionOverride, ProductName, ProductPrecision,
+    Cast, Exceptions, FirstStep, Fp8Format, KvCacheDtype, LinearCasts, Override, PrecisionOverride, ProductName, ProductPrecision,
     Products, Recipe, RecipeName, Scaling, Steps,
 };
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
@@ -385,6 +385,7 @@ impl Precision {
             overrides: overrides.collect(),
             smooth_swiglu: self.smooth_swiglu,
             deterministic: self.deterministic,
+            kv_cache_dtype: KvCacheDtype::Auto,
         }
     }
 

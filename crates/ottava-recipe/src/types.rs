@@ -1,5 +1,6 @@
 //! The parts of a recipe: casts, products, exceptions.
 
+use crate::KvCacheDtype;
 use ottava_common::error::{Error, Result};
 use ottava_tensor::ops::{Accumulation, CurrentScaling, DelayedScaling, has_ordered_sums};
 use ottava_tensor::{Capability, DType, Device, Granularity};
@@ -133,6 +134,8 @@ pub struct Recipe {
     pub smooth_swiglu: bool,
     /// Whether the gradient of attention is summed in a fixed order.
     pub deterministic: bool,
+    /// The type in which training reads keys and values, as draws read them from their cache.
+    pub kv_cache_dtype: KvCacheDtype,
 }
 
 /// The names of recipes.
@@ -160,6 +163,11 @@ pub enum RecipeName {
 }
 
 impl Recipe {
+    /// Returns the type in which attention of training reads keys and values, if it is not the compute type.
+    pub fn kv_dtype(&self) -> Option<DType> {
+        Some(self.kv_cache_dtype.resolve(self.compute)).filter(|dtype| *dtype != self.compute)
+    }
+
     /// Returns whether the recipe casts any linear to FP8.
     pub fn casts_to_fp8(&self) -> bool {
         self.casts.is_some() || self.overrides.iter().any(|other| other.casts.is_some())

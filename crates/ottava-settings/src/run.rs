@@ -26,7 +26,7 @@ use ottava_models::{ConfigFile, DecoderConfig, decoder_config};
 use ottava_parallel::expect_blocks;
 use ottava_parallel::optim::{EmaOptimizer, Optimizer, Schedule};
 use ottava_recipe::param::Param;
-use ottava_recipe::{Precision, Recipe};
+use ottava_recipe::{KvCacheDtype, Precision, Recipe};
 use ottava_tensor::Device;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -297,7 +297,11 @@ impl RunConfig {
 
     /// Returns the recipe of the run on `device`.
     pub fn recipe_on(&self, device: &Device) -> Recipe {
-        self.precision.recipe_on(device, self.micro_batch_rows() * self.data.max_length)
+        let recipe = self.precision.recipe_on(device, self.micro_batch_rows() * self.data.max_length);
+        // Steps read keys and values as draws do, if they must compute the log-probabilities of draws.
+        let follows_draws = self.precision.batch_invariant && self.reinforcement.is_on();
+        let kv_cache_dtype = if follows_draws { self.reinforcement.sampling.kv_cache_dtype } else { KvCacheDtype::Auto };
+        Recipe { kv_cache_dtype, ..recipe }
     }
 
     /// Returns the number of tokens per optimizer step, over all ranks.

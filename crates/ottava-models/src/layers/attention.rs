@@ -173,7 +173,8 @@ impl Attention {
         let deterministic = build.recipe.deterministic;
         let plain = AttentionSpec::causal(own.heads, own.kv_heads, c.head_dim);
         let scale = c.scale.unwrap_or(plain.scale);
-        let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, ..plain };
+        let kv_dtype = build.recipe.kv_dtype();
+        let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, kv_dtype, ..plain };
         let lender = source::lender(build, name, c.source)?;
         let number = build.description.add_attention(spec, build.block);
         let number = lender.map_or(number, |lender| build.description.share_cache(number, lender));
@@ -301,9 +302,11 @@ impl Attention {
             let qkv = if has_own_keys { qkv } else { self.beside_cache(qkv)? };
             return Ok(paged_attention(&qkv, cache, batch, &self.spec, sinks.as_ref())?);
         }
-        let kv = self.share(&qkv, &self.spec, context)?;
-        let input = Attention::input_of(&qkv, kv.as_ref(), &self.spec, context.sequences);
-        Ok(attention_with_sinks(input, &self.spec, sinks.as_ref())?.0)
+        // `append_kv` has given keys and values the values of the cache.
+        let spec = AttentionSpec { kv_dtype: None, ..self.spec };
+        let kv = self.share(&qkv, &spec, context)?;
+        let input = Attention::input_of(&qkv, kv.as_ref(), &spec, context.sequences);
+        Ok(attention_with_sinks(input, &spec, sinks.as_ref())?.0)
     }
 
     /// Returns the sinks of the heads that this rank computes over `sequences`, if the layer has sinks.

@@ -170,7 +170,8 @@ impl LatentAttention {
         let heads = all.of_rank(place);
         let plain_spec = AttentionSpec::causal(heads.heads, heads.heads, sizes.head_dim());
         let (scale, deterministic) = (scale.unwrap_or(plain_spec.scale), build.recipe.deterministic);
-        let spec = AttentionSpec { scale, deterministic, ..plain_spec };
+        let kv_dtype = build.recipe.kv_dtype();
+        let spec = AttentionSpec { scale, deterministic, kv_dtype, ..plain_spec };
         let number = build.description.add_attention(spec, build.block);
         Ok(LatentAttention { name: name.to_string(), heads, down, query, kv, output, rotary, number, spec })
     }
@@ -290,9 +291,11 @@ impl LatentAttention {
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
         append_kv(&mut qkv, cache, batch, &self.spec, None)?;
+        // `append_kv` has given keys and values the values of the cache.
+        let spec = AttentionSpec { kv_dtype: None, ..self.spec };
         let documents = sequences.cu_seqlens.as_ref();
         match is_whole {
-            true => Ok(attention(AttentionInput::fused(&qkv, &self.spec, sequences.batch, documents), &self.spec)?.0),
+            true => Ok(attention(AttentionInput::fused(&qkv, &spec, sequences.batch, documents), &spec)?.0),
             false => Ok(paged_attention(&qkv, cache, batch, &self.spec, None)?),
         }
     }

@@ -44,10 +44,13 @@ impl RolloutPlan {
                 false,
                 "a scale of fp8-current depends on all tokens of a product, and draws compute other tokens together than steps",
             ),
+            false if run.draws_are_stale() => (false, "older weights draw the first tokens of some completions"),
+            false if run.precision.batch_invariant => {
+                (true, "with `precision.batch_invariant`, draws and steps add in one order, and steps read keys and values in `kv_cache_dtype`")
+            }
             false if r.sampling.kv_cache_dtype.resolve(compute) != compute => {
                 (false, "draws read keys and values in `kv_cache_dtype`, and steps read them in the compute type")
             }
-            false if run.draws_are_stale() => (false, "older weights draw the first tokens of some completions"),
             false if matches!(device, Device::Cuda(_)) => {
                 (false, "on a GPU, draws and steps run different kernels, which add in another order")
             }
@@ -81,6 +84,7 @@ mod tests {
     use crate::bench::model;
     use ottava_recipe::KvCacheDtype;
     use ottava_settings::ReinforcementConfig;
+    use ottava_tensor::cuda::GpuModel;
 
     #[test]
     fn a_plan_says_whether_draws_and_steps_agree() {
@@ -104,6 +108,8 @@ mod tests {
         assert!(RolloutPlan::new(&once, &sizes, &Device::Cpu).unwrap().unwrap().correction.starts_with("steps"));
         run.reinforcement.sampling.kv_cache_dtype = KvCacheDtype::Fp8;
         assert!(!RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().unwrap().is_exact);
+        run.precision.batch_invariant = true;
+        assert!(RolloutPlan::new(&run, &sizes, &Device::dry_gpu(GpuModel::h200())).unwrap().unwrap().is_exact);
         (run.reinforcement.sampling.kv_cache_dtype, run.reinforcement.sampling.max_staleness) = (KvCacheDtype::Auto, 6);
         assert!(!RolloutPlan::new(&run, &sizes, &Device::Cpu).unwrap().unwrap().is_exact);
         // Embedding and head of 128,256 tokens in BF16 alone have 1.96 GiB.

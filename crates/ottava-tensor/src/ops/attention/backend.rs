@@ -1,6 +1,7 @@
 //! Chooses an attention backend by spec and device, from a table that attention and `ottava plan` read.
 
 use super::ordered::Variant;
+use crate::ops::paged_attention::documents;
 use super::{AttentionInput, AttentionSpec};
 use crate::{Capability, DType, Device, Error, Feature, Result};
 
@@ -56,7 +57,7 @@ impl<'a> AttentionCase<'a> {
         AttentionCase { keys: KeySource::Cache, ..AttentionCase::fused(spec, dtype, false) }
     }
 
-    pub(super) fn of_input(input: &AttentionInput, spec: &'a AttentionSpec) -> AttentionCase<'a> {
+    pub(in crate::ops) fn of_input(input: &AttentionInput, spec: &'a AttentionSpec) -> AttentionCase<'a> {
         let keys = match input.matrices().len() {
             _ if !input.is_self_attention() => KeySource::OtherTokens,
             1 => KeySource::Fused,
@@ -266,21 +267,13 @@ pub struct ChosenBackend {
 }
 
 impl AttentionBackend {
-    /// Returns why forward of the case on `device` has no kernel in the order of sums of paged attention (`ordered.rs`), as a clause. On a CPU, the sums of
-    /// attention do not depend on the batch.
+    /// Returns why forward of the case on `device` has no kernel in the order of sums of paged attention, as a clause. On a CPU, the sums of attention do
+    /// not depend on the batch.
     pub fn order_refusal(case: &AttentionCase, device: &Device) -> Option<String> {
         let Device::Cuda(gpu) = device else { return None };
-        let AttentionSpec { head_dim, value_dim, .. } = *case.spec;
         match Variant::of(case) {
-            Some(_) if Variant::runs_on(gpu) => None,
-            Some(_) => Some(format!("attention with a known order of sums needs a Hopper GPU, not {device}")),
-            None if head_dim > 128 || !head_dim.is_multiple_of(16) || value_dim != head_dim => Some(format!(
-                "attention with a known order of sums has heads of a multiple of 16 up to 128, not of {head_dim}"
-            )),
-            None => Some(format!(
-                "attention with a known order of sums is causal, in bfloat16, not {} in {}",
-                case.spec, case.dtype
-            )),
+            Some(_) if Variant::runs_on(gpu) && case.spec.kv_dtype.is_none() => None,
+            _ => documents::refusal(case, case.spec.kv_dtype.unwrap_or(case.dtype), device),
         }
     }
 

@@ -68,7 +68,7 @@ impl<'a> AttentionInput<'a> {
     }
 
     /// Returns the number of query tokens per sequence.
-    pub(super) fn query_len(&self) -> usize {
+    pub(in crate::ops) fn query_len(&self) -> usize {
         self.q.matrix.shape()[0] / self.batch
     }
 

@@ -9,7 +9,8 @@
 //! apply only to GPUs that lack a feature: outside Hopper, the table excludes cuDNN for windows, soft caps and head dimensions above 128.
 //!
 //! While results must not depend on the batch (`CudaDevice::with_batch_invariance`), forward uses `ordered.cu` where it supports the case. It has the order
-//! of sums of paged attention (`attention_order.cuh`), so the attention of a whole document has the bits that its tokens get one by one over a cache.
+//! of sums of paged attention (`attention_order.cuh`), so the attention of a whole document has the bits that its tokens get one by one over a cache. In other
+//! cases, and if the spec names a type for keys and values, forward stores keys and values in a temporary cache (`paged_attention/documents.rs`).
 //!
 //! The plain kernels are compiled in two forms: for causal attention of a fused projection, and with the define `GENERAL` for every spec. The paged
 //! kernels support a window and a soft cap with the define `BOUNDED`.
@@ -30,7 +31,8 @@ pub use spec::AttentionSpec;
 use self::ordered::Variant;
 use super::{attention_sink, real_type};
 use crate::ops::dispatch::dispatch;
-use crate::{Result, Tensor};
+use super::paged_attention::documents;
+use crate::{DType, Device, Result, Tensor};
 
 pub(in crate::ops) use cpu::softmax;
 
@@ -61,6 +63,11 @@ pub fn attention_with_sinks(
     let backend = AttentionBackend::choose(device, &case)?.backend;
     let mut o = Tensor::empty(device, &[input.q.matrix.shape()[0], spec.output_width()], dtype)?;
     let mut lse = Tensor::empty(device, &lse_shape(&input, spec, backend), real_type(dtype))?;
+    if let Some(dtype) = cache_dtype(device, &case) {
+        let length = if has_rows_of_tokens(&input, backend) { 0 } else { input.query_len() };
+        documents::attention_of_documents(&input, spec, dtype, sinks, [&mut o, &mut lse], length)?;
+        return Ok((o, lse));
+    }
     if let Some((gpu, variant)) = Variant::in_use(device, &case) {
         ordered::ordered_attention(gpu, variant, backend, input, spec, sinks, [&mut o, &mut lse])?;
         return Ok((o, lse));
@@ -88,6 +95,12 @@ pub fn attention_backward(
     spec: &AttentionSpec,
 ) -> Result<AttentionGradient> {
     input.check("attention_backward", spec)?;
+    // The rounding of keys and values has the gradient of the identity.
+    let stored = documents::as_stored(&input, spec)?;
+    let input = match &stored {
+        Some(qkv) => AttentionInput::fused(qkv, spec, input.batch, input.cu_seqlens),
+        None => input,
+    };
     input.check_coverage("attention_backward", spec)?;
     let (device, dtype) = (input.q.matrix.device(), input.q.matrix.dtype());
     let backend = AttentionBackend::choose(device, &AttentionCase::of_input(&input, spec))?.backend;
@@ -104,6 +117,13 @@ pub fn attention_backward(
         gpu => cuda::attention_backward(gpu, backend, [d_o, o, lse], input, spec, &mut gradient.tensors)?,
     }
     Ok(gradient)
+}
+
+/// Returns the type of the temporary cache whose keys and values forward reads; `None` if forward reads them where they are.
+fn cache_dtype(device: &Device, case: &AttentionCase) -> Option<DType> {
+    let needs_order = device.is_batch_invariant() && Variant::in_use(device, case).is_none();
+    let is_possible = || documents::refusal(case, case.dtype, device).is_none();
+    case.spec.kv_dtype.or_else(|| (needs_order && is_possible()).then_some(case.dtype))
 }
 
 fn lse_shape(input: &AttentionInput, spec: &AttentionSpec, backend: AttentionBackend) -> Vec<usize> {

@@ -1,6 +1,6 @@
 //! The constant properties of the attention of a layer. Batch sizes are not included.
 
-use crate::{Error, Result};
+use crate::{DType, Error, Result};
 use std::fmt;
 
 /// The attention of a layer. [`attention`](super::attention()) uses it in training, and [`paged_attention`](crate::ops::paged_attention()) uses it
@@ -28,6 +28,9 @@ pub struct AttentionSpec {
     pub scale: f64,
     /// Whether the gradient is bit-identical in every run. Otherwise a GPU may use atomic additions.
     pub deterministic: bool,
+    /// The type in which attention of whole documents reads keys and values, as from a cache: E4M3 with one scale per token and head, or BF16. `None`
+    /// means the type of the queries. Attention over a cache reads the cache.
+    pub kv_dtype: Option<DType>,
 }
 
 impl AttentionSpec {
@@ -43,6 +46,7 @@ impl AttentionSpec {
             soft_cap: None,
             scale: 1.0 / (head_dim as f64).sqrt(),
             deterministic: false,
+            kv_dtype: None,
         }
     }
 
@@ -109,9 +113,9 @@ impl fmt::Display for AttentionSpec {
         if let Some(window) = self.window {
             write!(f, ", a window of {window} tokens")?;
         }
-        match self.soft_cap {
-            Some(cap) => write!(f, ", scores capped at {cap}"),
-            None => Ok(()),
+        if let Some(cap) = self.soft_cap {
+            write!(f, ", scores capped at {cap}")?;
         }
+        self.kv_dtype.map_or(Ok(()), |dtype| write!(f, ", keys and values in {dtype}"))
     }
 }

@@ -116,15 +116,24 @@ pub(super) fn paged_attention(
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
     o: &mut Tensor,
+    lse: Option<&mut Tensor>,
 ) -> Result<()> {
     let sequences = sequences(batch, qkv.shape()[0], cache)?;
     with_float!(qkv.dtype(), S => {
         let gather: Gather<<S as Float>::Real> = with_float!(cache.dtype(), C => gather::<C, <S as Float>::Real>);
-        forward::<S>(gather, qkv, cache, &sequences, spec, sinks, o);
+        let found = forward::<S>(gather, qkv, cache, &sequences, spec, sinks, o);
+        if let Some(lse) = lse {
+            let [_, heads, length] = lse.dims("lse")?;
+            let lse = lse.host_mut::<<S as Float>::Real>();
+            for ([token, head], value) in found {
+                lse[(token / length * heads + head) * length + token % length] = value;
+            }
+        }
     });
     Ok(())
 }
 
+/// Computes attention, and returns the log-sum-exp of each token and head, without sinks.
 fn forward<S: Float>(
     gather: Gather<S::Real>,
     qkv: &Tensor,
@@ -133,18 +142,19 @@ fn forward<S: Float>(
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
     o: &mut Tensor,
-) {
+) -> Vec<([usize; 2], S::Real)> {
     let group = spec.heads / spec.kv_heads;
     let tasks: Vec<(&Sequence, usize)> =
         sequences.iter().flat_map(|s| (0..spec.kv_heads).map(move |h| (s, h))).collect();
     let largest = sequences.iter().map(|s| s.new * s.context).max().unwrap_or(0);
-    let outputs: Vec<Vec<S::Real>> = tasks
+    let (outputs, lse): (Vec<Vec<S::Real>>, Vec<Vec<_>>) = tasks
         .par_iter()
         .with_min_len(rows_per_task(group * largest * spec.head_dim))
         .map(|&(s, kv_head)| {
             let (keys, values) = gather(cache, s, spec, kv_head);
             let mut out = vec![S::Real::default(); s.new * group * spec.head_dim];
             let mut p = vec![S::Real::default(); s.context];
+            let mut found = Vec::new();
             for (i, out) in out.chunks_exact_mut(group * spec.head_dim).enumerate() {
                 let row = &qkv.host::<S>()[(s.first_token + i) * spec.qkv_width()..];
                 let visible = spec.visible(s.context - s.new + i, 0..s.context);
@@ -152,6 +162,7 @@ fn forward<S: Float>(
                     let head = kv_head * group + g;
                     let query = &row[head * spec.head_dim..][..spec.head_dim];
                     let lse = attend(query, [&keys, &values], visible.clone(), &mut p[visible.clone()], spec, out);
+                    found.push(([s.first_token + i, head], lse));
                     if let Some(sinks) = sinks {
                         // Like `attention_sink`, reads the stored output.
                         let share = softmax_share(lse, sinks.host::<S>()[head].load()).0;
@@ -159,9 +170,9 @@ fn forward<S: Float>(
                     }
                 }
             }
-            out
+            (out, found)
         })
-        .collect();
+        .unzip();
     let o = o.host_mut::<S>();
     for (&(s, kv_head), output) in tasks.iter().zip(&outputs) {
         for (i, from) in output.chunks_exact(group * spec.head_dim).enumerate() {
@@ -169,6 +180,7 @@ fn forward<S: Float>(
             to.iter_mut().zip(from).for_each(|(to, &x)| *to = S::store(x));
         }
     }
+    lse.into_iter().flatten().collect()
 }
 
 /// The type of [`gather`].

@@ -1,7 +1,7 @@
 use super::{KvBlocks, PagedBatch};
 use crate::cuda::{CudaDevice, TensorMap};
 use crate::ops::declaration::{AddressMut, kernels};
-use crate::ops::launch::{Defines, aligned};
+use crate::ops::launch::{BLOCK, Defines, aligned};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
 use crate::{DType, Error, Result, Tensor};
 use std::f64::consts::LOG2_E;
@@ -40,19 +40,23 @@ kernels! {
         sequences: i32, max_blocks: i32, block_size: i32, heads: i32, kv_heads: i32,
         dim: i32, log2_lanes: i32
     );
+    kernel document_blocks(
+        starts: *mut i32, lengths: *mut i32, block_tables: *mut i32, at: *const i32, documents: i32, length: i32, max_blocks: i32, block_size: i32,
+        blocks: i32
+    );
     kernel attend(
         o: *mut X, qkv: *const X, cache: *const KV, scale_inv: *const f32, sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
         sequences: i32, max_blocks: i32, block_size: i32, heads: i32, kv_heads: i32,
         dim: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
     );
     kernel attend_1, attend_2(
-        o: *mut X, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: *const KV, scale_inv: *const f32,
+        o: *mut X, lse: *mut f32, lse_length: i32, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: *const KV, scale_inv: *const f32,
         sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
         sequences: i32, max_blocks: i32, block_size: i32, tokens: i32, group: i32, most: i32, dim: i32, together: i32,
         most_splits: i32, rounds: i32, part: i32, most_parts: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
     );
     kernel attend_copied(
-        o: *mut X, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: TensorMap, scale_inv: *const f32,
+        o: *mut X, lse: *mut f32, lse_length: i32, parts: *mut f32, stats: *mut f32, arrived: *mut u32, qkv: *const X, cache: TensorMap, scale_inv: *const f32,
         sinks: *const X, query_starts: *const i32, context_lens: *const i32, cached_lens: *const i32, block_tables: *const i32,
         sequences: i32, max_blocks: i32, block_size: i32, tokens: i32, group: i32, most: i32, dim: i32, together: i32,
         most_splits: i32, rounds: i32, part: i32, most_parts: i32, scale: f32, #[BOUNDED] window: i32, #[BOUNDED] cap: f32
@@ -289,10 +293,57 @@ pub(super) fn paged_attention(
     match tensor_cores(qkv, cache, spec) {
         Some((defines, size)) => {
             let tiling = Tiling::new(gpu, qkv.shape()[0], cache, batch, spec, size);
-            by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, defines, &tiling)
+            by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, None, defines, &tiling)
         }
         None => by_warps(gpu, qkv, cache, batch, spec, sinks, o),
     }
+}
+
+/// Writes the sequences of documents, as [`Documents::new`](super::documents::Documents) describes them.
+pub(super) fn document_blocks(
+    gpu: &CudaDevice,
+    [starts, lengths, block_tables]: [&mut Tensor; 3],
+    at: Option<&Tensor>,
+    length: usize,
+    cache: &KvBlocks,
+    dtype: DType,
+) -> Result<()> {
+    let [documents, max_blocks] = block_tables.dims("block_tables")?;
+    let elements = block_tables.len();
+    let [blocks, .., block_size, _] = cache.data.dims::<5>("cache")?;
+    let entry = kernel::document_blocks(
+        starts,
+        lengths,
+        block_tables,
+        at,
+        documents,
+        length,
+        max_blocks,
+        block_size,
+        blocks,
+    );
+    let kernel = SOURCE.kernel(variant(dtype, cache.dtype())?, entry);
+    // SAFETY: the tensors have the sizes that the kernel writes, and `at` has one element more than there are documents.
+    unsafe { gpu.launch(&kernel, [elements.div_ceil(BLOCK as usize) as u32, 1, 1], BLOCK, 0) }
+}
+
+/// Attention of whole documents as of their tokens over a cache. Also writes `lse`: `[tokens, heads]`, or `[sequences, heads, length]` if `length` is not 0.
+pub(super) fn attention_of_documents(
+    gpu: &CudaDevice,
+    qkv: &Tensor,
+    cache: &KvBlocks,
+    batch: &PagedBatch,
+    spec: &AttentionSpec,
+    sinks: Option<&Tensor>,
+    o: &mut Tensor,
+    lse: (&mut Tensor, usize),
+) -> Result<()> {
+    let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
+        return Err(Error::Value(format!("attention of documents over a cache in {} does not support {spec} in {}", cache.dtype(), qkv.dtype())));
+    };
+    // A document has one split, because it has no tile of its own that is longer than its context.
+    let tiling = Tiling { splits: 1, ..Tiling::new(gpu, qkv.shape()[0], cache, batch, spec, size) };
+    by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, Some(lse), defines, &tiling)
 }
 
 /// Attention without tensor cores.
@@ -345,6 +396,7 @@ fn by_tensor_cores(
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
     o: &mut Tensor,
+    lse: Option<(&mut Tensor, usize)>,
     defines: Defines,
     tiling: &Tiling,
 ) -> Result<()> {
@@ -360,12 +412,15 @@ fn by_tensor_cores(
     let more = (batch.capacity() > own.shape()[0])
         .then(|| Tensor::zeros(own.device(), &[batch.capacity(), own.shape()[1]], DType::I32))
         .transpose()?;
+    let (lse, lse_length) = lse.unzip();
     let arrived = AddressMut(more.as_ref().unwrap_or(own).device_ptr());
     // The kernels differ in how they read the cache. A closure would fix its type.
     macro_rules! reading {
         ($cache:expr, $attend:expr) => {
             $attend(
                 o,
+                lse,
+                lse_length.unwrap_or(0),
                 &mut sums,
                 &mut stats,
                 arrived,

@@ -10,6 +10,7 @@
 
 mod cpu;
 pub(super) mod cuda;
+pub(super) mod documents;
 mod memory;
 #[cfg(test)]
 mod tests;
@@ -203,7 +204,7 @@ pub fn paged_attention(
     dispatch! { qkv.device(),
         cpu => {
             o.fill_zero()?;
-            cpu::paged_attention(qkv, cache, batch, spec, sinks, &mut o)?
+            cpu::paged_attention(qkv, cache, batch, spec, sinks, &mut o, None)?
         },
         gpu => cuda::paged_attention(gpu, qkv, cache, batch, spec, sinks, &mut o)?,
     }

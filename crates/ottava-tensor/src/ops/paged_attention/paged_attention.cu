@@ -86,6 +86,19 @@ __device__ __forceinline__ void append(KV* cache, float* scale_inv, X* qkv, cons
     }
 APPEND(append_kv, false)
 APPEND(append_kv_neighbours, true)
+
+// Gives each document its own blocks of a cache. Document d begins at token at[d], or at d · length without `at`, and has the blocks from
+// start / block_size + d on. Grid (documents · max_blocks / 256), 256 threads.
+extern "C" __global__ void document_blocks(int* starts, int* lengths, int* block_tables, const int* at, int documents, int length, int max_blocks,
+                                           int block_size, int blocks) {
+    const u64 i = grid_start();
+    if (i >= (u64)documents * max_blocks) return;
+    const int document = i / max_blocks, start = at ? at[document] : document * length, end = at ? at[document + 1] : start + length;
+    block_tables[i] = min(start / block_size + document + (int)(i % max_blocks), blocks - 1);
+    if (i % max_blocks) return;
+    starts[document] = start, lengths[document] = end - start;
+    if (document == documents - 1) starts[documents] = end;
+}
 #endif
 
 // Returns the value of a single element.

@@ -66,6 +66,15 @@ struct Result {
 // The result over no keys.
 __device__ __forceinline__ Result no_result() { return {make_float4(0, 0, 0, 0), -INFINITY, 0.0f}; }
 
+// Where the log-sum-exps of rows are stored: nowhere if `values` is null, and as [tokens, heads], or as [sequences, heads, length] if `length` is not 0.
+struct Lse {
+    float* values;
+    int length;
+    __device__ __forceinline__ u64 at(int token, int head, int heads) const {
+        return length ? ((u64)(token / length) * heads + head) * length + token % length : (u64)token * heads + head;
+    }
+};
+
 // The number of parts of a context that a thread reads at a time.
 #define AHEAD 8
 
@@ -88,7 +97,7 @@ __device__ __forceinline__ int split_of(int context, int rounds) {
 // tiles come first, then further splits. Consecutive blocks compute the key heads of one tile, whose keys and values are neighbours in memory. The
 // start of a block is latency-bound, so it avoids divisions if a tile is one token.
 template <int N, class Tiles>
-__device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* arrived, const X* qkv, const typename Tiles::Cache& cache, const X* sinks,
+__device__ __forceinline__ void attend(X* o, Lse lse, float* parts, float* stats, u32* arrived, const X* qkv, const typename Tiles::Cache& cache, const X* sinks,
                                        Batch batch, int tokens, int group, int most, int dim, int together, int most_splits, int rounds, int part, int most_parts,
                                        float scale, Bounds bounds) {
     start_successors();
@@ -189,6 +198,8 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
     auto store_result = [&](int column, int quad, Result result) {
         if (sinks) result.sum += sink_power(sinks[first_head + column - token_of(column) * count], result.base);
         store_column(column, quad * 4, scaled(result.out, 1.0f / result.sum));
+        const int head = first_head + column - token_of(column) * count;
+        if (quad == 0 && lse.values) lse.values[lse.at(first + token_of(column), head, heads)] = 0.693147181f * result.base + logf(result.sum);
     };
     const int chunk = kv * gridDim.z + blockIdx.z, room = together * most;
     const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_parts * room;
@@ -393,12 +404,12 @@ __device__ __forceinline__ void attend(X* o, float* parts, float* stats, u32* ar
 // The launch bounds limit registers so that a multiprocessor runs BLOCKS blocks at once.
 #define ATTEND(NAME, N, TILES_OF, BLOCKS, CACHE, CACHE_OF_TILES)                                                                \
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(                                                      \
-        X* o, float* parts, float* stats, u32* arrived, const X* qkv, CACHE cache, const float* scale_inv, const X* sinks,      \
+        X* o, float* lse, int lse_length, float* parts, float* stats, u32* arrived, const X* qkv, CACHE cache, const float* scale_inv, const X* sinks, \
         const int* query_starts, const int* context_lens, const int* cached_lens, const int* block_tables, int sequences,       \
         int max_blocks, int block_size, int tokens, int group, int most, int dim, int together, int most_splits, int rounds,    \
         int part, int most_parts, float scale BOUNDS) {                                                                                                   \
         const Batch batch = {query_starts, context_lens, cached_lens, block_tables, sequences, max_blocks, block_size};         \
-        attend<N, TILES_OF>(o, parts, stats, arrived, qkv, CACHE_OF_TILES, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, part, most_parts, scale, \
+        attend<N, TILES_OF>(o, {lse, lse_length}, parts, stats, arrived, qkv, CACHE_OF_TILES, sinks, batch, tokens, group, most, dim, together, most_splits, rounds, part, most_parts, scale, \
                   BOUNDS_OF_KERNEL);                                                                                            \
     }
 #ifdef COPIED
