@@ -2,8 +2,8 @@
 
 use crate::mode::StepPrecision;
 use crate::{
-    Cast, Exceptions, FirstStep, Fp8Format, KvCacheDtype, LinearCasts, Override, PrecisionOverride, ProductName, ProductPrecision,
-    Products, Recipe, RecipeName, Scaling, Steps,
+    Cast, Exceptions, FirstStep, Fp8Format, KvCacheDtype, LinearCasts, Override, PrecisionOverride, ProductName,
+    ProductPrecision, Products, Recipe, RecipeName, Scaling, Steps,
 };
 use ottava_tensor::ops::{Accumulation, AmaxReducer, CurrentScaling, DelayedScaling, NonFinite};
 use ottava_tensor::{DType, Device, Granularity};

@@ -300,7 +300,8 @@ impl RunConfig {
         let recipe = self.precision.recipe_on(device, self.micro_batch_rows() * self.data.max_length);
         // Steps read keys and values as draws do, if they must compute the log-probabilities of draws.
         let follows_draws = self.precision.batch_invariant && self.reinforcement.is_on();
-        let kv_cache_dtype = if follows_draws { self.reinforcement.sampling.kv_cache_dtype } else { KvCacheDtype::Auto };
+        let kv_cache_dtype =
+            if follows_draws { self.reinforcement.sampling.kv_cache_dtype } else { KvCacheDtype::Auto };
         Recipe { kv_cache_dtype, ..recipe }
     }
 

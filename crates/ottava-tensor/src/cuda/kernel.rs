@@ -230,18 +230,43 @@ pub enum Arg {
 #[derive(Clone, Copy, Debug)]
 pub struct TensorMap {
     /// The address of the matrix, a multiple of 16.
-    pub address: u64,
-    /// The number of rows.
-    pub rows: usize,
+    pub(super) address: u64,
     /// The number of bytes of a row.
     pub row_bytes: usize,
-    /// The number of bytes from one row to the next, a multiple of 16.
+    dims: [BoxDim; 3],
+    /// The number of `dims` in use.
+    used: usize,
+}
+
+/// A dimension of a [`TensorMap`] beyond the bytes of a row: rows, groups of rows, or heads.
+#[derive(Clone, Copy, Debug)]
+pub struct BoxDim {
+    /// The number of rows, groups or heads.
+    pub size: usize,
+    /// The number of bytes from one to the next, a multiple of 16. Groups may overlap.
     pub pitch: usize,
-    /// The number of rows of a box, at most 256.
-    pub box_rows: usize,
+    /// The number of them in a box, at most 256.
+    pub of_box: usize,
 }
 
 impl TensorMap {
     /// The number of bytes of a row of a box.
     pub const BOX_BYTES: usize = 128;
+
+    /// Returns a map of `rows` rows. A box has `box_rows` of them, at most 256.
+    pub fn matrix(address: u64, rows: usize, row_bytes: usize, pitch: usize, box_rows: usize) -> TensorMap {
+        TensorMap::new(address, row_bytes, &[BoxDim { size: rows, pitch, of_box: box_rows }])
+    }
+
+    /// Returns a map with up to three dimensions beyond the bytes of a row.
+    pub fn new(address: u64, row_bytes: usize, dims: &[BoxDim]) -> TensorMap {
+        let mut all = [BoxDim { size: 1, pitch: 16, of_box: 1 }; 3];
+        all[..dims.len()].copy_from_slice(dims);
+        TensorMap { address, row_bytes, dims: all, used: dims.len() }
+    }
+
+    /// Returns the dimensions beyond the bytes of a row.
+    pub(super) fn dims(&self) -> &[BoxDim] {
+        &self.dims[..self.used]
+    }
 }

@@ -68,7 +68,7 @@ pub use dry::GpuModel;
 pub use graph::Graph;
 pub use inventory::inventory;
 pub(crate) use kernel::DEFAULT_SHARED_BYTES;
-pub use kernel::{Arg, Defines, Entry, Kernel, KernelModule, Kind, Parameter, Signature, Source, TensorMap};
+pub use kernel::{Arg, BoxDim, Defines, Entry, Kernel, KernelModule, Kind, Parameter, Signature, Source, TensorMap};
 pub use load::{LIBRARY_PATH_VARIABLE, LibraryReport, searched_places};
 pub(crate) use nccl::{Collective, Message, NcclComm, NcclId, NcclOp, require_nccl};
 pub use nvrtc::{CACHE_VARIABLE, arch_of, compile};

@@ -50,7 +50,7 @@ pub(super) fn describe_kernel(
         Arg::I64(value) => value.to_string(),
         Arg::U64(value) => value.to_string(),
         Arg::F32(value) => format!("{value:?}f"),
-        Arg::Map(map) => format!("{} [{} x {} bytes]", place(map.address), map.rows, map.row_bytes),
+        Arg::Map(map) => format!("{} [{} x {} bytes]", place(map.address), map.dims()[0].size, map.row_bytes),
     };
     let defines: Vec<_> = kernel.defines.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let args: Vec<_> = kernel.args.iter().map(describe).collect();

@@ -1,7 +1,7 @@
 // The order of sums of attention on tensor cores. A row of the result has the same bits in every kernel that keeps this order.
 //
 // Scores and weighted values are sums by mma.m16n8k16 in F32, or by wgmma, whose sums have the same bits. The 16 channels of a product of queries and keys
-// are four runs of four channels, 8 channels apart. Scores are multiples of 2^-13 and are relative to a power of two, the base of a row (`Base`). So a sum
+// are neighbours; with keys in codes, they are four runs of four channels, 16 channels apart. Scores are multiples of 2^-13 and are relative to a power of two, the base of a row (`Base`). So a sum
 // relative to one base, times a power of two, has the bits of the sum relative to another base, and kernels may choose and raise bases at any time.
 // Units of 16·TILES keys follow each other in a stream. Lane l of eight adds the powers of keys l and l + 8 of each 16 keys; then lanes l and l ^ 1, l ^ 2
 // and l ^ 4 are added. A part of a context has STREAMS streams, and stream s has the units s, s + STREAMS, s + 2·STREAMS and so on of the part. The results

@@ -45,9 +45,10 @@ impl RolloutPlan {
                 "a scale of fp8-current depends on all tokens of a product, and draws compute other tokens together than steps",
             ),
             false if run.draws_are_stale() => (false, "older weights draw the first tokens of some completions"),
-            false if run.precision.batch_invariant => {
-                (true, "with `precision.batch_invariant`, draws and steps add in one order, and steps read keys and values in `kv_cache_dtype`")
-            }
+            false if run.precision.batch_invariant => (
+                true,
+                "with `precision.batch_invariant`, draws and steps add in one order, and steps read keys and values in `kv_cache_dtype`",
+            ),
             false if r.sampling.kv_cache_dtype.resolve(compute) != compute => {
                 (false, "draws read keys and values in `kv_cache_dtype`, and steps read them in the compute type")
             }

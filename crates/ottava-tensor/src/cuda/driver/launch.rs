@@ -126,18 +126,22 @@ pub(in crate::cuda) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     const SWIZZLE_128: i32 = 3;
     const PROMOTE_TO_256: i32 = 3;
     const ZEROS_BEYOND: i32 = 0;
-    let TensorMap { address, rows, row_bytes, pitch, box_rows } = *map;
-    let api = api()?;
+    let (api, dims) = (api()?, map.dims());
     let mut encoded = Encoded([0; 16]);
-    let (sizes, pitches) = ([row_bytes as u64, rows as u64], [pitch as u64]);
-    let (of_box, steps) = ([TensorMap::BOX_BYTES as u32, box_rows as u32], [1u32; 2]);
-    // SAFETY: a matrix has two sizes, one distance and two steps. The driver writes 128 bytes, aligned to 64.
+    let sizes: Vec<u64> =
+        std::iter::once(map.row_bytes).chain(dims.iter().map(|dim| dim.size)).map(|n| n as u64).collect();
+    let pitches: Vec<u64> = dims.iter().map(|dim| dim.pitch as u64).collect();
+    let of_box = std::iter::once(TensorMap::BOX_BYTES).chain(dims.iter().map(|dim| dim.of_box));
+    let of_box: Vec<u32> = of_box.map(|n| n as u32).collect();
+    let steps = vec![1u32; sizes.len()];
+    // SAFETY: there are as many sizes of the tensor, sizes of a box and steps as dimensions, and a distance for each but the first. The driver writes 128
+    // bytes, aligned to 64.
     let status = unsafe {
         (api.encode_tiled)(
             encoded.0.as_mut_ptr().cast(),
             BYTES,
-            2,
-            address,
+            sizes.len() as u32,
+            map.address,
             sizes.as_ptr(),
             pitches.as_ptr(),
             of_box.as_ptr(),

@@ -1,8 +1,8 @@
 //! Chooses an attention backend by spec and device, from a table that attention and `ottava plan` read.
 
 use super::ordered::Variant;
-use crate::ops::paged_attention::documents;
 use super::{AttentionInput, AttentionSpec};
+use crate::ops::paged_attention::documents;
 use crate::{Capability, DType, Device, Error, Feature, Result};
 
 /// An implementation of attention.

@@ -29,9 +29,9 @@ pub use input::{AttentionGradient, AttentionInput, HeadView};
 pub use spec::AttentionSpec;
 
 use self::ordered::Variant;
+use super::paged_attention::documents;
 use super::{attention_sink, real_type};
 use crate::ops::dispatch::dispatch;
-use super::paged_attention::documents;
 use crate::{DType, Device, Result, Tensor};
 
 pub(in crate::ops) use cpu::softmax;

@@ -20,7 +20,9 @@
 // The numbers of streams and of keys in a step. A part has whole steps.
 #define PER_STEP (DIM <= 64 ? 1 : 2)
 #define STEP_KEYS (KEYS * PER_STEP)
-#define STAGES 2
+#define STAGES (DIM <= 64 ? 4 : 2)
+// Whether the two warp groups multiply in turn. With small heads, powers take more time than products.
+#define TURNS (DIM > 64)
 #define STAGE (STEP_KEYS * DIM * 2)                 // bytes of the keys, or of the values, of a step
 #define SCORES (STEP_KEYS / 2)                      // scores of a lane
 #define OWN (DIM / 2)                               // sums of a lane
@@ -46,10 +48,7 @@ __device__ __forceinline__ Tile find(const int* at, int documents, int seq_len, 
 // Returns the distance of a key of a step from the first key of the step.
 __device__ __forceinline__ int key_of(int row) { return row / KEYS * UNIT + row % KEYS / UNIT * (STREAMS * UNIT) + row % UNIT; }
 
-// Copy 8 or 16 bytes to shared memory, or zeros if `is_read` is false.
-__device__ __forceinline__ void copy8(u32 to, const void* from, bool is_read) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(is_read ? 8 : 0) : "memory");
-}
+// Copies 16 bytes to shared memory, or zeros if `is_read` is false.
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_read) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_read ? 16 : 0) : "memory");
 }
@@ -60,38 +59,34 @@ template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
     show_copies_what_was_written();
 }
 
-// Returns the byte of a row of queries or keys at which the eight bytes number `part` of the row stand in a matrix of `rows` rows. The four lanes of a product
-// of attention over a cache have neighbouring pieces of 16 bytes. So a product of 16 channels has the first or the last eight bytes of four pieces.
-__device__ __forceinline__ u32 channel_place(int rows, int row, int part) {
-    const int byte = part / 8 * 64 + part % 2 * 32 + part / 2 % 4 * 8, piece = byte / 16;
-    return piece / 8 * rows * ROW_BYTES + row * ROW_BYTES + (piece % 8 ^ row % 8) * 16 + byte % 16;
-}
-__device__ __forceinline__ u32 value_place(int row, int piece) {
-    return piece / 8 * STEP_KEYS * ROW_BYTES + row * ROW_BYTES + (piece % 8 ^ row % 8) * 16;
+// Returns the byte at which a piece of 16 bytes of a row stands in a matrix of `rows` rows.
+__device__ __forceinline__ u32 place(int rows, int row, int piece) {
+    return piece / 8 * rows * ROW_BYTES + row * ROW_BYTES + (piece % 8 ^ row % 8) * 16;
 }
 
-// Copies BYTES bytes of every row number APART of a step from `token` on, and ends the group. Rows after the last of `seen` tokens are copies of this token,
-// so that their values are finite. `to` is the place of the first row.
-template <int APART, int BYTES> __device__ __forceinline__ void copy_step(u32 to, const char* from, int stride, int token, int seen, bool is_read) {
-    // Four rows later, the swizzle exchanges the halves of a row.
-    const auto copy = [&](int i, const char* row) {
-        const u32 place = (i * APART % 8 ? to ^ 64 : to) + i * APART * ROW_BYTES;
-        if (BYTES == 8) copy8(place, row, is_read);
-        else copy16(place, row, is_read);
-    };
-    if (token + PART - (STREAMS - PER_STEP) * UNIT <= seen) {
-        const char* at = from + (u64)token * stride;
-#pragma unroll
-        for (int i = 0; i < STEP_KEYS / APART; i++) {
-            if (i > 0 && i * APART % KEYS == 0) at = from + (u64)(token + UNIT) * stride;
-            copy(i, at);
-            at += (u64)((i + 1) * APART % UNIT ? APART : APART + (STREAMS - 1) * UNIT) * stride;
-        }
-    } else {
+// Waits until all threads of the warp group that copies are here.
+__device__ __forceinline__ void producers_meet() { asm volatile("bar.sync 3, 128;" ::: "memory"); }
+
+// The number of rows that producers copy at a time.
+#define APART (GROUP / (DIM / 8))
+// Copies a piece of every row number APART of a step from `token` on, which may have rows after the last of `seen` tokens. They are copies of this
+// token, so that their values are finite. `to` is the place of the first row.
+__device__ __forceinline__ void copy_last(u32 to, const char* from, int stride, int token, int seen, bool is_read) {
 #pragma unroll 1
-        for (int i = 0; i < STEP_KEYS / APART; i++) copy(i, from + (u64)min(token + key_of(i * APART), seen - 1) * stride);
+    for (int i = 0; i < STEP_KEYS / APART; i++) {
+        copy16(to + i * APART * ROW_BYTES, from + (u64)min(token + key_of(i * APART), seen - 1) * stride, is_read);
     }
     end_of_copies();
+}
+// Copies the keys or values of a step, for one head, by the copy engine: for each stream and 64 channels, UNITS units of UNIT rows.
+__device__ __forceinline__ void copy_whole(u32 to, const TensorMap* from, int kv, int row, u64* barrier) {
+    barrier_expect(barrier, STAGE);
+#pragma unroll
+    for (int box = 0; box < BOXES; box++)
+#pragma unroll
+        for (int n = 0; n < PER_STEP; n++)
+            asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(
+                             to + (box * STEP_KEYS + n * KEYS) * ROW_BYTES), "l"(from), "r"(box * ROW_BYTES), "r"(row + n * UNIT), "r"(0), "r"(kv), "r"(shared_address(barrier)) : "memory");
 }
 
 #define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -129,7 +124,7 @@ __device__ __forceinline__ u64 descriptor_at(u32 low, int bytes) {
 // `by_token`, `lse` is [tokens, heads]; otherwise it is [sequences, heads, seq_len]. `sinks` may be null. `scale` and `cap` contain log2(e). Shared memory has
 // 1024 bytes to align the matrices, the queries, STAGES stages of keys and of values, and ROWS · DIM sums in F32.
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) ordered_attention(
-    X* o, float* lse, const X* q, const X* k, const X* v, const X* sinks, int q_stride, int k_stride, int v_stride, int seq_len,
+    X* o, float* lse, const X* q, const X* k, const X* v, const __grid_constant__ TensorMap map_of_k, const __grid_constant__ TensorMap map_of_v, const X* sinks, int q_stride, int k_stride, int v_stride, int seq_len,
     const int* cu_seqlens, int documents, int heads, int group, int together, int dim, int by_token, float scale, int window, float cap) {
     extern __shared__ char shared_of_the_launch[];
     // Swizzled boxes start at multiples of 1024 bytes.
@@ -151,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) ordered_attention(
     if (threadIdx.x == 0) {
         barrier_init(&queries_full, GROUP);
         for (int s = 0; s < STAGES; s++) {
-            barrier_init(keys_full + s, GROUP), barrier_init(values_full + s, GROUP);
+            barrier_init(keys_full + s, 1), barrier_init(values_full + s, 1);
             barrier_init(keys_empty + s, 2 * GROUP / 32), barrier_init(values_empty + s, 2 * GROUP / 32);
         }
         barriers_are_initialized();
@@ -161,38 +156,52 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) ordered_attention(
     if (role == 2) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         const int thread = threadIdx.x % GROUP;
-        // A thread copies the same eight bytes of several queries and keys, and the same 16 bytes of several values.
-        constexpr int KEYS_APART = GROUP / (DIM / 4), VALUES_APART = GROUP / (DIM / 8);
-        const int part = thread % (DIM / 4), first_row = thread / (DIM / 4), piece = thread % (DIM / 8), first_value = thread / (DIM / 8);
-        const bool is_channel = part * 4 < dim, is_piece = piece * 8 < dim;
-        for (int row = first_row; row < ROWS; row += KEYS_APART) {
+        // A thread copies the same piece of several rows.
+        const int piece = thread % (DIM / 8), first_row = thread / (DIM / 8);
+        const bool is_piece = piece * 8 < dim;
+        for (int row = first_row; row < ROWS; row += APART) {
             const int token = row / group;
-            const X* const from = q + (u64)(tile.start + tile.first + min(token, count - 1)) * q_stride + (kv * group + row % group) * dim + part * 4;
-            copy8(queries + channel_place(ROWS, row, part), from, is_channel && token < count);
+            const X* const from = q + (u64)(tile.start + tile.first + min(token, count - 1)) * q_stride + (kv * group + row % group) * dim + piece * 8;
+            copy16(queries + place(ROWS, row, piece), from, is_piece && token < count);
         }
         end_of_copies();
         wait_for_copies<0>();
         barrier_arrive(&queries_full);
-        const char* const all_keys = (const char*)(k + (u64)tile.start * k_stride + kv * dim + part * 4);
-        const char* const all_values = (const char*)(v + (u64)tile.start * v_stride + kv * dim + piece * 8);
-        const u32 own_keys = keys + channel_place(STEP_KEYS, first_row, part), own_values = values + value_place(first_value, piece);
-        int stage = 0, parity = 1;
-        for (int s = first_stream; s < streams; s += PER_STEP) {
-            barrier_wait(keys_empty + stage, parity);
-            copy_step<KEYS_APART, 8>(own_keys + stage * STAGE, all_keys, 2 * k_stride, first_key(s) + first_row, seen, is_channel);
-            // The copies of the values before are complete once only the copies of these keys are pending.
-            if (s > first_stream) {
-                wait_for_copies<1>();
-                barrier_arrive(values_full + (stage ^ 1));
+        const char* const own_k = (const char*)(k + (u64)tile.start * k_stride + kv * dim + piece * 8);
+        const char* const own_v = (const char*)(v + (u64)tile.start * v_stride + kv * dim + piece * 8);
+        const u32 own = place(STEP_KEYS, first_row, piece);
+        // The steps before `last` have no rows after the last token.
+        int last = max(first_stream, seen / PART * STREAMS);
+        while (last < streams && first_key(last) + PART - (STREAMS - PER_STEP) * UNIT <= seen) last += PER_STEP;
+        if (thread == 0) {
+            int stage = 0, parity = 1;
+            for (int s = first_stream; s < last; s += PER_STEP) {
+                const int row = tile.start + first_key(s);
+                barrier_wait(keys_empty + stage, parity);
+                copy_whole(keys + stage * STAGE, &map_of_k, kv, row, keys_full + stage);
+                barrier_wait(values_empty + stage, parity);
+                copy_whole(values + stage * STAGE, &map_of_v, kv, row, values_full + stage);
+                if (++stage == STAGES) stage = 0, parity ^= 1;
             }
+        }
+        // A thread that waited apart from the others could miss a phase of a barrier.
+        producers_meet();
+        const int done = (last - first_stream) / PER_STEP;
+        int stage = done % STAGES, parity = done / STAGES % 2 ^ 1;
+        for (int s = last; s < streams; s += PER_STEP) {
+            const int token = first_key(s) + first_row;
+            barrier_wait(keys_empty + stage, parity);
+            copy_last(keys + stage * STAGE + own, own_k, 2 * k_stride, token, seen, is_piece);
             barrier_wait(values_empty + stage, parity);
-            copy_step<VALUES_APART, 16>(own_values + stage * STAGE, all_values, 2 * v_stride, first_key(s) + first_value, seen, is_piece);
+            copy_last(values + stage * STAGE + own, own_v, 2 * v_stride, token, seen, is_piece);
             wait_for_copies<1>();
-            barrier_arrive(keys_full + stage);
+            producers_meet();
+            if (thread == 0) barrier_arrive(keys_full + stage);
+            wait_for_copies<0>();
+            producers_meet();
+            if (thread == 0) barrier_arrive(values_full + stage);
             if (++stage == STAGES) stage = 0, parity ^= 1;
         }
-        wait_for_copies<0>();
-        barrier_arrive(values_full + (stage ^ 1));
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
@@ -336,12 +345,12 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) ordered_attention(
 
     barrier_wait(&queries_full, 0);
     // Two barriers make the two warp groups multiply in turn.
-    if (role == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
+    if (TURNS && role == 1) asm volatile("bar.arrive 1, 256;" ::: "memory");
 #pragma unroll 1
     for (int s = first_stream; s < streams; s += PER_STEP) {
-        asm volatile("bar.sync %0, 256;" ::"r"(1 + role) : "memory");
+        if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(1 + role) : "memory");
         enqueue_scores();
-        asm volatile("bar.arrive %0, 256;" ::"r"(2 - role) : "memory");
+        if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(2 - role) : "memory");
         wait_for_products<0>(scores);
         release(keys_empty + stage);
         compute_powers(s);

@@ -1,7 +1,7 @@
 //! Attention in the order of sums of paged attention, for passes whose results must not depend on the batch.
 
-use super::{AttentionBackend, AttentionCase, AttentionInput, AttentionSpec, KeySource};
-use crate::cuda::CudaDevice;
+use super::{AttentionBackend, AttentionCase, AttentionInput, AttentionSpec, HeadView, KeySource};
+use crate::cuda::{BoxDim, CudaDevice, TensorMap};
 use crate::ops::declaration::{Address, kernels};
 use crate::ops::launch::Defines;
 use crate::{DType, Device, Result, Tensor};
@@ -10,13 +10,17 @@ use std::f64::consts::LOG2_E;
 kernels! {
     static SOURCE = { file: "ordered", headers: ["hopper.cuh", "attention_order.cuh"], needs: [Wgmma, BulkCopies], variants: VARIANTS };
     kernel ordered_attention(
-        o: *mut X, lse: *mut f32, q: *const X, k: *const X, v: *const X, sinks: *const X, q_stride: i32, k_stride: i32, v_stride: i32, seq_len: i32,
+        o: *mut X, lse: *mut f32, q: *const X, k: *const X, v: *const X, map_of_k: TensorMap, map_of_v: TensorMap, sinks: *const X, q_stride: i32, k_stride: i32, v_stride: i32, seq_len: i32,
         cu_seqlens: *const i32, documents: i32, heads: i32, group: i32, together: i32, dim: i32, by_token: i32, scale: f32, window: i32, cap: f32
     );
 }
 
 /// The type, and the largest head size of each variant.
 const VARIANTS: &[Defines] = &[&[("X", "bf16"), ("DIM", "64")], &[("X", "bf16"), ("DIM", "128")]];
+
+/// The number of streams of a part of the keys, and of units of keys in a stream of a part.
+const STREAMS: usize = 4;
+const UNITS: usize = 4;
 
 /// The number of queries of a block, its number of threads, and the number of keys of a step.
 const ROWS: usize = 128;
@@ -85,6 +89,8 @@ pub(super) fn ordered_attention(
         q,
         k,
         v,
+        map(input.k, spec, size),
+        map(input.v, spec, size),
         sinks,
         input.q.stride(),
         input.k.stride(),
@@ -102,9 +108,25 @@ pub(super) fn ordered_attention(
         spec.soft_cap.unwrap_or(0.0) * LOG2_E,
     );
     let kernel = SOURCE.kernel(defines, entry);
-    // 1 KiB aligns the matrices: the queries, two stages of keys and of values, and the sums of all rows in F32.
+    // 1 KiB aligns the matrices: the queries, stages of keys and of values, and the sums of all rows in F32.
     let [of_queries, of_step] = [ROWS, STEP_KEYS].map(|rows| rows * size * DType::BF16.size());
-    let bytes = 1024 + of_queries + 4 * of_step + ROWS * size * size_of::<f32>();
+    let stages = if size <= 64 { 4 } else { 2 };
+    let bytes = 1024 + of_queries + 2 * stages * of_step + ROWS * size * size_of::<f32>();
     // SAFETY: the op has checked that the views, `o` and `lse` have the sizes of the spec; `AttentionInput` requires that documents lie within the rows.
     unsafe { gpu.launch(&kernel, [(tiles * spec.kv_heads) as u32, 1, 1], THREADS, bytes as u32) }
+}
+
+/// Returns the keys or values of all heads as the copy engine reads them, in boxes of the units of a stream. `size` is the largest head size of the variant.
+fn map(view: HeadView, spec: &AttentionSpec, size: usize) -> TensorMap {
+    let (rows, pitch) = (view.matrix.shape()[0], view.stride() * DType::BF16.size());
+    let (unit, row_bytes) = (if size <= 64 { 32 } else { 16 }, spec.head_dim * DType::BF16.size());
+    // The units of a stream are `apart` rows apart. A box begins at any row for which its last unit ends within the rows.
+    let apart = STREAMS * unit;
+    let begin = rows.saturating_sub((UNITS - 1) * apart).max(1);
+    let dims = [
+        BoxDim { size: begin, pitch, of_box: unit },
+        BoxDim { size: UNITS, pitch: apart * pitch, of_box: UNITS },
+        BoxDim { size: spec.kv_heads, pitch: row_bytes, of_box: 1 },
+    ];
+    TensorMap::new(view.address(), row_bytes, &dims)
 }

@@ -149,7 +149,7 @@ impl Skinny {
         let map = |t: &Tensor, rows: usize, box_rows: usize| {
             let (size, pitch) = (t.dtype().size(), t.shape()[1] * t.dtype().size());
             let fits = t.device_ptr().is_multiple_of(16) && pitch.is_multiple_of(16);
-            fits.then_some(TensorMap { address: t.device_ptr(), rows, row_bytes: k * size, pitch, box_rows })
+            fits.then(|| TensorMap::matrix(t.device_ptr(), rows, k * size, pitch, box_rows))
         };
         let (a, b) = (map(x, m, tile.rows)?, map(y, n, tile.columns)?);
         let most = match shared_a {

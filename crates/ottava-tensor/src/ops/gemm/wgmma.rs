@@ -140,7 +140,7 @@ impl Side {
         };
         let fits = x.device_ptr().is_multiple_of(16) && pitch.is_multiple_of(16) && inverse.0.is_multiple_of(16);
         let box_rows = if is_transposed { SIDE / 2 } else { rows_of_box };
-        let map = TensorMap { address: x.device_ptr(), rows, row_bytes: pitch, pitch, box_rows };
+        let map = TensorMap::matrix(x.device_ptr(), rows, pitch, pitch, box_rows);
         fits.then_some(Side { map, name, scales, is_transposed, inverse })
     }
 }
@@ -299,7 +299,7 @@ impl Product {
         let (address, of_out) = (out.device_ptr_mut(), out.shape()[0]);
         // The kernel reads these maps only if rows of the result are multiples of 16 bytes, and the map of the addend only if there is an addend.
         let map = |address| match pitch.is_multiple_of(16) && address != 0 {
-            true => TensorMap { address, rows: of_out, row_bytes: pitch, pitch, box_rows: SIDE / 2 },
+            true => TensorMap::matrix(address, of_out, pitch, pitch, SIDE / 2),
             false => self.a.map,
         };
         let mut args = Vec::new();

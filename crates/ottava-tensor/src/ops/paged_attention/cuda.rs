@@ -311,17 +311,8 @@ pub(super) fn document_blocks(
     let [documents, max_blocks] = block_tables.dims("block_tables")?;
     let elements = block_tables.len();
     let [blocks, .., block_size, _] = cache.data.dims::<5>("cache")?;
-    let entry = kernel::document_blocks(
-        starts,
-        lengths,
-        block_tables,
-        at,
-        documents,
-        length,
-        max_blocks,
-        block_size,
-        blocks,
-    );
+    let entry =
+        kernel::document_blocks(starts, lengths, block_tables, at, documents, length, max_blocks, block_size, blocks);
     let kernel = SOURCE.kernel(variant(dtype, cache.dtype())?, entry);
     // SAFETY: the tensors have the sizes that the kernel writes, and `at` has one element more than there are documents.
     unsafe { gpu.launch(&kernel, [elements.div_ceil(BLOCK as usize) as u32, 1, 1], BLOCK, 0) }
@@ -339,7 +330,11 @@ pub(super) fn attention_of_documents(
     lse: (&mut Tensor, usize),
 ) -> Result<()> {
     let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
-        return Err(Error::Value(format!("attention of documents over a cache in {} does not support {spec} in {}", cache.dtype(), qkv.dtype())));
+        return Err(Error::Value(format!(
+            "attention of documents over a cache in {} does not support {spec} in {}",
+            cache.dtype(),
+            qkv.dtype()
+        )));
     };
     // A document has one split, because it has no tile of its own that is longer than its context.
     let tiling = Tiling { splits: 1, ..Tiling::new(gpu, qkv.shape()[0], cache, batch, spec, size) };
@@ -466,11 +461,5 @@ fn by_tensor_cores(
 
 /// The codes of a cache as bulk copies read them.
 fn codes(cache: &KvBlocks, spec: &AttentionSpec) -> TensorMap {
-    TensorMap {
-        address: cache.data.device_ptr(),
-        rows: cache.data.len() / spec.head_dim,
-        row_bytes: spec.head_dim,
-        pitch: spec.head_dim,
-        box_rows: 16,
-    }
+    TensorMap::matrix(cache.data.device_ptr(), cache.data.len() / spec.head_dim, spec.head_dim, spec.head_dim, 16)
 }

@@ -25,7 +25,10 @@ pub(in crate::ops) fn refusal(case: &AttentionCase, dtype: DType, device: &Devic
         ));
     }
     (is_gpu && !has_halves).then(|| {
-        format!("attention in the order of a cache is in float16 or bfloat16 on a GPU, not in {} over {dtype}", case.dtype)
+        format!(
+            "attention in the order of a cache is in float16 or bfloat16 on a GPU, not in {} over {dtype}",
+            case.dtype
+        )
     })
 }
 

@@ -4,7 +4,8 @@
 // Sᵀ = K·Qᵀ and Oᵀ += Vᵀ·Pᵀ are computed by mma.m16n8k16. Its 8 columns are queries that share a key head. Its 16 rows are tokens in the first
 // product and channels in the second. The bytes in flight limit the speed of a multiprocessor (tiles.cuh). Lanes have keys and values in pieces of 16
 // bytes:
-// - The order of a contraction is arbitrary. So the four lanes of a row of K hold neighbouring pieces of the row, and Q has the same permutation.
+// - The order of channels in a product of 16 channels is arbitrary. So the four lanes of a row of K hold neighbouring pieces of the row, and Q has the same
+//   permutation.
 // - The accumulator of Sᵀ becomes Pᵀ in 16 bits. Transposed by `movmatrix`, it is the second operand of Vᵀ·Pᵀ.
 // - A lane of Vᵀ holds the same piece of four tokens and interleaves their elements. The rows of Vᵀ are the channels in this order.
 //
@@ -168,12 +169,21 @@ __device__ __forceinline__ void attend(X* o, Lse lse, float* parts, float* stats
         float largest = 0.0f;
 #pragma unroll
         for (int e = 0; e < K_PIECES * EACH / 8; e++) {
-            const int channel = (e * 8 / EACH * 4 + t) * EACH + e * 8 % EACH;
-            Eight<X> eight = {};
-            if (n < columns && channel < dim) eight = load8(from + channel);
-            const uint4 words = eight.words[0];
-            q[j][e * 4] = words.x, q[j][e * 4 + 1] = words.y, q[j][e * 4 + 2] = words.z, q[j][e * 4 + 3] = words.w;
-            if (IsCodes<KV>::value) largest = fmaxf(largest, largest8(eight));
+            if (IsCodes<KV>::value) {
+                const int channel = (e * 8 / EACH * 4 + t) * EACH + e * 8 % EACH;
+                Eight<X> eight = {};
+                if (n < columns && channel < dim) eight = load8(from + channel);
+                const uint4 words = eight.words[0];
+                q[j][e * 4] = words.x, q[j][e * 4 + 1] = words.y, q[j][e * 4 + 2] = words.z, q[j][e * 4 + 3] = words.w;
+                largest = fmaxf(largest, largest8(eight));
+            } else {
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const int channel = e * 32 + half * 16 + t * 4;
+                    const uint2 words = n < columns && channel < dim ? *(const uint2*)(from + channel) : make_uint2(0, 0);
+                    q[j][e * 4 + 2 * half] = words.x, q[j][e * 4 + 2 * half + 1] = words.y;
+                }
+            }
         }
         u32 exponent = 127;
         if (IsCodes<KV>::value) {

@@ -3,7 +3,10 @@ mod order;
 use super::*;
 use crate::Granularity;
 use crate::cuda::Graph;
-use crate::ops::{Accumulation, AttentionInput, CodeCopies, Operand, attention, attention_sink, gemm_nt, rope_table};
+use crate::ops::{
+    Accumulation, AttentionInput, CodeCopies, Operand, attention, attention_backward, attention_sink,
+    attention_with_sinks, gemm_nt, rope_table,
+};
 use crate::poison::without_poison;
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, quantized, values};
 
@@ -510,5 +513,53 @@ fn indices_outside_of_the_cache_are_errors() {
     ] {
         let error = run(wrong).unwrap_err().to_string();
         assert!(error.contains("do not fit a cache"), "{error}");
+    }
+}
+
+/// Documents whose keys and values are read as from a cache have, on a CPU, the bits of their tokens over the cache, and on all devices nearly the results
+/// and gradients of the values of the cache.
+#[test]
+fn documents_can_read_keys_and_values_as_a_cache_stores_them() {
+    let lengths = [37usize, 1, 70];
+    let at: Vec<i32> = [0]
+        .into_iter()
+        .chain(lengths.iter().scan(0, |end, n| {
+            *end += *n as i32;
+            Some(*end)
+        }))
+        .chain([108])
+        .collect();
+    for (l, with_sinks) in [
+        (AttentionSpec::causal(4, 2, 64), true),
+        (AttentionSpec { window: Some(20), soft_cap: Some(5.0), ..AttentionSpec::causal(2, 2, 32) }, false),
+        (AttentionSpec::causal(2, 1, 256), true),
+    ] {
+        let stored = AttentionSpec { kv_dtype: Some(DType::E4M3), ..l };
+        let qkv = normals("qkv", &[108, l.qkv_width()], DType::BF16);
+        let sinks = normals("sinks", &[l.heads], DType::BF16);
+        let d_o = normals("d_o", &[108, l.output_width()], DType::BF16);
+        let at = Tensor::from_slice(&Device::Cpu, &[at.len()], &at).unwrap();
+        let run = |x: &[Tensor], spec: &AttentionSpec| -> Result<Vec<Tensor>> {
+            let input = AttentionInput::fused(&x[0], spec, 1, Some(&x[3]));
+            let (o, lse) = attention_with_sinks(input, spec, with_sinks.then_some(&x[1]))?;
+            let gradient = attention_backward(&x[2], input, &o, &lse, spec)?.fused();
+            Ok(vec![o, lse.reshape(&[108 * l.heads])?, gradient])
+        };
+        // On a GPU, `lse` has a row for each token.
+        let inputs = [qkv.duplicate().unwrap(), sinks.duplicate().unwrap(), d_o, at];
+        parity(&inputs, Tolerance::Steps(DType::BF16, 3.0), |x| Ok(run(x, &stored)?.into_iter().step_by(2).collect()));
+        let whole = Ragged::new(&lengths, &lengths, 3);
+        let mut cache = KvBlocks::new(&Device::Cpu, &l, whole.blocks, BLOCK_SIZE, DType::E4M3).unwrap();
+        let mut values_of_cache = qkv.duplicate().unwrap();
+        let of_tokens = whole.run_with(&values_of_cache, &mut cache, &l, with_sinks.then_some(&sinks)).unwrap();
+        let found = run(&inputs, &stored).unwrap();
+        assert_close(&format!("{l}"), &of_tokens, &found[0], Tolerance::Exact);
+        whole.with_batch(&Device::Cpu, |batch| append_kv(&mut values_of_cache, &mut cache, batch, &l, None)).unwrap();
+        let expected = run(&[values_of_cache, sinks, inputs[2].clone(), inputs[3].clone()], &l).unwrap();
+        for (found, expected) in found.iter().zip(&expected) {
+            // The values of the cache are rounded to BF16 here, and attention over the cache reads them before this rounding.
+            assert_close(&format!("{l}"), expected, found, Tolerance::Steps(DType::BF16, 8.0));
+        }
+        assert_ne!(values(&found[0]), values(&run(&inputs, &l).unwrap()[0]), "{l}: values of the cache differ");
     }
 }

@@ -1,7 +1,8 @@
 // The keys and values of a split of a context, in tiles of 16 tokens. A warp processes TILES tiles at a time, in registers (`LoadedTiles`) or in
 // shared memory (`CopiedTiles`).
 
-// 16 bytes of a row. EACH is the number of elements in a piece.
+// 16 bytes of a row. EACH is the number of elements in a piece. In a cache of 16-bit values, a piece of K is two runs of 8 bytes, 32 bytes apart, so that the
+// runs of the four lanes of a row are 16 neighbouring channels.
 struct Piece { u32 words[4]; };
 #define EACH (16 / (int)sizeof(KV))
 #define TILES (DIM * (int)sizeof(KV) <= 128 ? 2 : 1)
@@ -37,6 +38,10 @@ __device__ __forceinline__ Piece fetch(const void* from) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(p.words[0]), "=r"(p.words[1]), "=r"(p.words[2]), "=r"(p.words[3]) : "l"(from));
     return p;
+}
+
+__device__ __forceinline__ void fetch_run(const void* from, u32* words) {
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "l"(from));
 }
 
 // Loads tiles into registers. When a warp has multiplied with the current keys, it starts to load the next keys; values are loaded likewise. This has
@@ -97,10 +102,17 @@ struct LoadedTiles {
         for (int u = 0; u < TILES; u++) {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                const char* const from = address_of(row_of(tile, u, g + 8 * i)) + t * 16;
+                const char* const from = address_of(row_of(tile, u, g + 8 * i));
 #pragma unroll
                 for (int j = 0; j < K_PIECES; j++) {
-                    if (j * 4 + t < pieces) keys[u][i][j] = fetch(from + j * 64);
+                    if (IsCodes<KV>::value) {
+                        if (j * 4 + t < pieces) keys[u][i][j] = fetch(from + j * 64 + t * 16);
+                    } else {
+#pragma unroll
+                        for (int half = 0; half < 2; half++) {
+                            if (j * 4 + half * 2 < pieces) fetch_run(from + j * 64 + half * 32 + t * 8, keys[u][i][j].words + 2 * half);
+                        }
+                    }
                 }
             }
         }

@@ -195,7 +195,11 @@ fn runs_that_would_depend_on_the_batch_are_refused() {
     for (sizes, name, reason) in [
         (heads(16), RecipeName::Fp8Block, ""),
         (heads(16), RecipeName::Bf16, ""),
-        (heads(24), RecipeName::Bf16, "heads of a multiple of 16 up to 256, with values of the same size, not 4 query and 2 key heads of 24"),
+        (
+            heads(24),
+            RecipeName::Bf16,
+            "heads of a multiple of 16 up to 256, with values of the same size, not 4 query and 2 key heads of 24",
+        ),
         (heads(256), RecipeName::Bf16, ""),
         (heads(16), RecipeName::Fp16, "recipe fp16 has no products with a known order"),
         (sinks, RecipeName::Bf16, ""),

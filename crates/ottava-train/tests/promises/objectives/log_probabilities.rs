@@ -1,16 +1,17 @@
 //! Draws have the log-probabilities of training.
 
 use crate::models::experts;
-use crate::setup::{Seeded, devices_of, recipe, tiny_llama_with};
+use crate::setup::{Seeded, devices_of, recipe, tiny_llama, tiny_llama_with};
 use ottava_data::Batch;
 use ottava_engine::{Engine, EngineOptions, LogprobsMode};
 use ottava_models::{Decoder, DecoderConfig};
 use ottava_parallel::Partition;
 use ottava_parallel::optim::{AdamWConfig, AdamWOptimizer};
 use ottava_recipe::layer_ranks::ShardPlace;
+use ottava_recipe::lora::{Lora, Targets};
 use ottava_recipe::mode::{Pass, StepPrecision};
 use ottava_recipe::param::{MemoryPolicy, Purpose};
-use ottava_recipe::{Fp8Format, KvCacheDtype, RecipeName};
+use ottava_recipe::{Fp8Format, KvCacheDtype, Recipe, RecipeName};
 use ottava_tensor::Device;
 use ottava_tensor::ops::IGNORE_INDEX;
 use ottava_train::objective::rollout::{Draw, Sample, sample, seed_of};
@@ -52,30 +53,84 @@ fn log_probs_of_training(model: &mut Decoder, samples: &[Sample]) -> Vec<Vec<f32
 /// do not depend on the batch.
 #[test]
 fn log_probabilities_of_draws_are_those_of_training() {
-    use RecipeName::{Bf16, Fp8Block, Fp8Delayed, Fp8Row, Fp32};
-    for name in [Fp32, Bf16, Fp8Row, Fp8Block, Fp8Delayed] {
-        for device in devices_of(&recipe(name, Fp8Format::Auto)) {
-            let Device::Cuda(gpu) = &device else {
-                expect_log_probabilities_of_training(name, &device, tiny_llama_with(json!({})), 0.3);
-                continue;
-            };
-            if name != Fp32 {
-                let _invariance = gpu.batch_invariance();
-                // Heads and rows of these sizes have kernels with a known order of sums.
-                let keys = json!({"hidden_size": 512, "head_dim": 64, "intermediate_size": 1024});
-                expect_log_probabilities_of_training(name, &device, tiny_llama_with(keys), 0.08);
-                expect_log_probabilities_of_training(name, &device, experts::sizes(), 0.2);
+    for name in NAMES {
+        on_each_device(name, |device, is_gpu| {
+            let (sizes, std) = if is_gpu { (ordered(64), 0.08) } else { (tiny_llama(), 0.3) };
+            expect_log_probabilities_of_training(name, device, sizes, std, KvCacheDtype::Auto);
+            if is_gpu {
+                expect_log_probabilities_of_training(name, device, experts::sizes(), 0.2, KvCacheDtype::Auto);
+                // Large heads are computed over a temporary cache.
+                expect_log_probabilities_of_training(name, device, ordered(256), 0.08, KvCacheDtype::Auto);
             }
+        });
+    }
+}
+
+/// With `sampling.kv_cache_dtype = "fp8"`, steps read keys and values with the rounding of the cache.
+#[test]
+fn log_probabilities_of_draws_with_an_fp8_cache_are_those_of_training() {
+    for name in NAMES {
+        on_each_device(name, |device, is_gpu| {
+            let (sizes, std) = if is_gpu { (ordered(64), 0.08) } else { (tiny_llama(), 0.3) };
+            expect_log_probabilities_of_training(name, device, sizes, std, KvCacheDtype::Fp8);
+            if is_gpu {
+                expect_log_probabilities_of_training(name, device, ordered(256), 0.08, KvCacheDtype::Fp8);
+            }
+        });
+    }
+}
+
+#[test]
+fn log_probabilities_of_draws_with_adapters_are_those_of_training() {
+    for name in NAMES {
+        on_each_device(name, |device, is_gpu| {
+            let (sizes, std) = if is_gpu { (ordered(128), 0.08) } else { (tiny_llama(), 0.3) };
+            let lora = Some(Lora { r: 12, alpha: 24.0, targets: Targets::AllLinear, ..Lora::default() });
+            expect_log_probabilities_of_training(
+                name,
+                device,
+                DecoderConfig { lora, ..sizes },
+                std,
+                KvCacheDtype::Auto,
+            );
+        });
+    }
+}
+
+const NAMES: [RecipeName; 5] =
+    [RecipeName::Fp32, RecipeName::Bf16, RecipeName::Fp8Row, RecipeName::Fp8Block, RecipeName::Fp8Delayed];
+
+/// Runs `work` on the devices of a recipe with products in a known order of sums, and tells it whether the device is a GPU.
+fn on_each_device(name: RecipeName, work: impl Fn(&Device, bool)) {
+    for device in devices_of(&recipe(name, Fp8Format::Auto)) {
+        match &device {
+            Device::Cuda(_) if name == RecipeName::Fp32 => {}
+            Device::Cuda(gpu) => {
+                let _invariance = gpu.batch_invariance();
+                work(&device, true);
+            }
+            _ => work(&device, false),
         }
     }
 }
 
+/// Sizes whose heads and rows have kernels with a known order of sums on a GPU.
+fn ordered(head_dim: usize) -> DecoderConfig {
+    tiny_llama_with(json!({"hidden_size": 512, "head_dim": head_dim, "intermediate_size": 1024}))
+}
+
 /// Compares draws by a model of these `sizes`, with weights of this standard deviation, with steps, before and after an update.
-fn expect_log_probabilities_of_training(name: RecipeName, device: &Device, mut sizes: DecoderConfig, std: f32) {
+fn expect_log_probabilities_of_training(
+    name: RecipeName,
+    device: &Device,
+    mut sizes: DecoderConfig,
+    std: f32,
+    kv_cache_dtype: KvCacheDtype,
+) {
     // These are the sizes of a run at temperature 1.6.
     (sizes.head.wide_logits, sizes.head.scale) = (true, 1.0 / 1.6);
     let purpose = Purpose::Train(MemoryPolicy::FULL);
-    let recipe = recipe(name, Fp8Format::Auto);
+    let recipe = Recipe { kv_cache_dtype, ..recipe(name, Fp8Format::Auto) };
     let mut model = Decoder::new(&sizes, &recipe, device, purpose, LENGTH, &mut Seeded { std }).unwrap();
     model.quantize_weights().unwrap();
     let adamw = AdamWConfig { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.0, max_grad_norm: 1.0 };
@@ -93,7 +148,7 @@ fn expect_log_probabilities_of_training(name: RecipeName, device: &Device, mut s
         max_batch: 3,
         kv_cache_tokens: 320,
         prefill_chunk: 7,
-        kv_cache_dtype: KvCacheDtype::Auto,
+        kv_cache_dtype,
         prefix_caching: true,
         saved_states: 8,
         batch_invariant: true,

@@ -78,9 +78,15 @@ fn chunks_of_prompts_have_the_bits_of_their_tokens() {
 #[test]
 fn whole_documents_have_the_bits_of_their_tokens() {
     with_gpu(|device, gpu| {
+        let large = AttentionSpec::causal(4, 2, 256);
+        let larger = [large, AttentionSpec { window: Some(300), ..large }, AttentionSpec::causal(3, 3, 192)];
+        // Larger heads, and keys and values in codes, have a temporary cache.
+        let plain = layouts().into_iter().chain(larger);
+        let codes = layouts().into_iter().chain(larger).map(|l| AttentionSpec { kv_dtype: Some(DType::E4M3), ..l });
         for (l, (with_sinks, deviation)) in
-            layouts().into_iter().zip([(false, 1.0), (true, 8.0), (true, 0.1)].into_iter().cycle())
+            plain.chain(codes).zip([(false, 1.0), (true, 8.0), (true, 0.1)].into_iter().cycle())
         {
+            let kv = l.kv_dtype.unwrap_or(DType::BF16);
             let lengths = [700, 1, 257, 33, 1057];
             let of = |&length: &usize| {
                 let all = normal(device, &[length, l.qkv_width()], deviation, length as u64).unwrap();
@@ -89,7 +95,7 @@ fn whole_documents_have_the_bits_of_their_tokens() {
             let all: Vec<Tensor> = lengths.iter().map(of).collect();
             let sinks = normals("sinks", &[l.heads], DType::BF16).to_device(device).unwrap();
             let sinks = with_sinks.then_some(&sinks);
-            let of_tokens = |all| one_by_one(device, gpu, &l, all, DType::BF16, sinks);
+            let of_tokens = |all| one_by_one(device, gpu, &l, all, kv, sinks);
             let expected: Vec<Tensor> = all.iter().map(of_tokens).collect();
             let mut at = vec![0];
             at.extend(lengths.iter().scan(0, |end, &length| {
