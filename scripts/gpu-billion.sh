@@ -19,8 +19,9 @@ ottava=$(realpath "$1")
 mkdir -p "$2"
 out=$(realpath "$2")
 shift 2
-cd "$(dirname "$0")/.."
-corpus=${CORPUS:-data/corpus}
+root=$(realpath "$(dirname "$0")/..")
+corpus=$(realpath -m "${CORPUS:-$root/data/corpus}")
+pieces=${PIECES:+$(realpath "$PIECES")}
 steps=${STEPS:-1526}
 eval_steps=${EVAL_STEPS:-$(((steps + 3) / 4))}
 read -ra recipes <<<"${RECIPES:-bf16 fp8-row fp8-block fp8-delayed fp8-current}"
@@ -33,8 +34,9 @@ else
     work=$(mktemp -d)
     trap 'rm -rf "$work"' EXIT
 fi
-if [ -n "${PIECES:-}" ] && [ ! -d "$corpus/train" ]; then
-    python3 scripts/corpus/unpack.py "$PIECES" "$corpus" || exit 1
+cd "$root"
+if [ -n "$pieces" ] && [ ! -d "$corpus/train" ]; then
+    python3 scripts/corpus/unpack.py "$pieces" "$corpus" || exit 1
 fi
 if [ ! -d "$corpus/train" ]; then
     echo "$corpus/train is missing; scripts/corpus/README.md says how to make it, and PIECES names the folder of a packed corpus" >&2
