@@ -3,7 +3,7 @@
 # stream of xz; the streams are joined and cut into pieces.
 #
 # usage: scripts/corpus/pack.sh FOLDER PIECES      FOLDER is scripts/corpus/build.py's; scripts/corpus/unpack.py is the inverse
-# Needs tar, xz and split, 1 GB of memory per core, and about a core-second per 2 MB of text. BYTES (default 28000000) is the size of a piece.
+# Needs tar, xz and split, 1 GB of memory per core, and about a core-second per MB of text. BYTES (default 28000000) is the size of a piece.
 # PRESET (default 7) is the preset of xz.
 set -euo pipefail
 if [ $# -ne 2 ]; then
