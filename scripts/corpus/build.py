@@ -195,4 +195,5 @@ def main():
     (arguments.folder / "counts.json").write_text(json.dumps(counts, indent=1) + "\n")
 
 
-main()
+if __name__ == "__main__":
+    main()

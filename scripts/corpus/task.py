@@ -112,4 +112,5 @@ def main():
     write(folder, "continuations", everything)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -49,4 +49,5 @@ def main():
     (place / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Unpacks the pieces of scripts/corpus/pack.sh.
 
-usage: scripts/corpus/unpack.py PIECES FOLDER      Python's standard library is enough
+usage: scripts/corpus/unpack.py PIECES FOLDER      Python 3.11.4 or later is enough
 """
 
 import json
@@ -49,4 +49,5 @@ def main():
     unfinished.rename(folder / "train")
 
 
-main()
+if __name__ == "__main__":
+    main()
