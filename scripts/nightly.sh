@@ -38,8 +38,8 @@ convergence() { OTTAVA_CONVERGENCE=full promises fp8_learns_as_well; }
 memory() { OTTAVA_CONVERGENCE=full promises as_well_as --skip fp8_learns_as_well; }
 # Every recipe with every way to keep memory, on 2, 4 and 8 ranks, in every division of the model; signals and kills in every phase.
 ranks() { OTTAVA_COMBINATIONS=full promises ranks:: && OTTAVA_RANKS=full cli rank_faults::; }
-# Ranks and hosts of a job that recovers are killed at 30 random moments.
-recovery() { OTTAVA_DRILLS=30 cli recovery::; }
+# Ranks and hosts of a job that recovers are killed at 30 random moments, and links between hosts go down (as root).
+recovery() { OTTAVA_DRILLS=30 cli recovery; }
 # Every recipe with every way to recompute and to save activations, every mesh with every format of a checkpoint, and an interruption of every kind of
 # run after each step.
 combinations() { OTTAVA_COMBINATIONS=full promises families:: model_gradients:: recompute:: reopen:: resume:: sentinel::comparisons::; }
@@ -134,11 +134,11 @@ program() {
 }
 
 parts=("$@")
-[ $# -gt 0 ] || parts=(kernels book convergence memory ranks combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers tasks)
+[ $# -gt 0 ] || parts=(kernels book convergence memory ranks recovery combinations kill interruptions parsers soak sentinel smollm2 chat suites families verifiers clients hub stores trackers tasks)
 rows=() failed=0
 for part in "${parts[@]}"; do
     case $part in
-    kernels | book | convergence | memory | ranks | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers | clients | hub | stores | trackers | tasks) ;;
+    kernels | book | convergence | memory | ranks | recovery | combinations | kill | interruptions | parsers | soak | sentinel | smollm2 | chat | suites | families | verifiers | clients | hub | stores | trackers | tasks) ;;
     *) echo "nightly.sh: there is no part $part" >&2 && exit 1 ;;
     esac
     echo "== $part"

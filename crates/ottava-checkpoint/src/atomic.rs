@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 
 use crate::manifest::{FILE_NAME, FORMAT, FileEntry, Manifest, Verify, verify};
 use ottava_common::fs::{Fs, FsFile, create_dirs, is_relative_path, parent, set_aside, sync_parent};
-use ottava_common::hash::hex;
+use ottava_common::hash::{hex, sha256_of_chunks};
 use ottava_common::{Error, Result};
 
 /// The prefix of a folder that is being written.
@@ -52,6 +52,16 @@ pub struct CheckpointWriter<'a> {
     subfolders: BTreeSet<PathBuf>,
     /// Whether a drop removes the files written so far.
     discards: bool,
+    hashing: Hashing,
+}
+
+/// The hash of a file in the manifest.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Hashing {
+    /// The SHA-256 of the file, computed while it is written.
+    Whole,
+    /// The hash of its chunks, which all processors compute when it is written. Only for snapshots in memory, which are as fast to read as to write.
+    Chunks,
 }
 
 impl<'a> CheckpointWriter<'a> {
@@ -82,7 +92,8 @@ impl<'a> CheckpointWriter<'a> {
     fn begin_at(fs: &'a dyn Fs, target: PathBuf, temporary: PathBuf, step: u64) -> Result<CheckpointWriter<'a>> {
         create_dirs(fs, parent(&target))?;
         let (files, subfolders) = (BTreeMap::new(), BTreeSet::new());
-        let writer = CheckpointWriter { fs, target, temporary, step, files, subfolders, discards: true };
+        let hashing = Hashing::Whole;
+        let writer = CheckpointWriter { fs, target, temporary, step, files, subfolders, discards: true, hashing };
         fs.create_dir(&writer.temporary).map_err(Error::io(&writer.temporary))?;
         Ok(writer)
     }
@@ -97,7 +108,14 @@ impl<'a> CheckpointWriter<'a> {
             files: BTreeMap::new(),
             subfolders: subfolders.iter().map(|name| temporary.join(name)).collect(),
             discards: false,
+            hashing: Hashing::Whole,
         }
+    }
+
+    /// Hashes files in this way from now on.
+    pub(crate) fn with_hashing(mut self, hashing: Hashing) -> CheckpointWriter<'a> {
+        self.hashing = hashing;
+        self
     }
 
     /// Returns the temporary folder, which holds the files until the checkpoint is complete.
@@ -184,7 +202,8 @@ impl<'a> CheckpointWriter<'a> {
         let path = self.temporary.join(name);
         let file = self.fs.create(&path).map_err(Error::io(&path))?;
         let file = BufWriter::with_capacity(1 << 20, file);
-        let mut file = CheckpointFile { file, path, hasher: Sha256::new(), size: 0 };
+        let hasher = (self.hashing == Hashing::Whole).then(Sha256::new);
+        let mut file = CheckpointFile { file, path, hasher, size: 0 };
         content(&mut file)?;
         file.finish()
     }
@@ -203,7 +222,8 @@ impl Drop for CheckpointWriter<'_> {
 pub struct CheckpointFile {
     file: BufWriter<Box<dyn FsFile>>,
     path: PathBuf,
-    hasher: Sha256,
+    /// `None` if the chunks of the complete file are hashed.
+    hasher: Option<Sha256>,
     size: u64,
 }
 
@@ -211,7 +231,7 @@ impl CheckpointFile {
     /// Appends `bytes`.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.file.write_all(bytes).map_err(Error::io(&self.path))?;
-        self.hasher.update(bytes);
+        self.hasher.iter_mut().for_each(|hasher| hasher.update(bytes));
         self.size += bytes.len() as u64;
         report_progress();
         Ok(())
@@ -220,7 +240,11 @@ impl CheckpointFile {
     fn finish(mut self) -> Result<FileEntry> {
         self.file.flush().map_err(Error::io(&self.path))?;
         self.file.get_mut().sync().map_err(Error::io(&self.path))?;
-        Ok(FileEntry { size: self.size, sha256: hex(&self.hasher.finalize()) })
+        let sha256 = match self.hasher {
+            Some(hasher) => hex(&hasher.finalize()),
+            None => sha256_of_chunks(&self.path).map_err(Error::io(&self.path))?.1,
+        };
+        Ok(FileEntry { size: self.size, sha256 })
     }
 }
 

@@ -43,7 +43,7 @@ pub struct Manifest {
 pub struct FileEntry {
     /// The size in bytes.
     pub size: u64,
-    /// The SHA-256 of the content.
+    /// The SHA-256 of the content. In snapshots in memory, the hash of its chunks ([`ottava_common::hash::sha256_of_chunks`]).
     pub sha256: String,
 }
 

@@ -4,6 +4,7 @@
 //! folder. A thread runs each stage without the communicator, which only the training thread may call. Ranks begin a stage together at the end of a
 //! step, where they exchange messages anyway.
 
+use crate::atomic::Hashing;
 use crate::live::LiveTensors;
 use crate::progress::Progress;
 use crate::slices::{FOLDER, SliceWriter};
@@ -53,6 +54,8 @@ pub struct Saver {
     completes: Completes,
     /// Whether training continues while files are written.
     is_async: bool,
+    /// Files that the next save flushes to the disk before it writes its own files.
+    flushed: Vec<PathBuf>,
     /// The host memory for copies of tensors; `None` without such memory, or while a save uses it.
     snapshot: Option<Snapshot>,
     in_flight: Option<InFlight>,
@@ -146,7 +149,18 @@ impl Saver {
     /// Makes a saver that saves into `folder` and keeps the `keep` newest checkpoints (0 keeps all). Training is paused during a save.
     pub fn new(folder: PathBuf, keep: usize) -> Saver {
         let completes = Completes::LeadingRank;
-        Saver { fs: &RealFs, folder, keep, best: None, completes, is_async: false, snapshot: None, in_flight: None }
+        let flushed = Vec::new();
+        Saver {
+            fs: &RealFs,
+            folder,
+            keep,
+            best: None,
+            completes,
+            is_async: false,
+            flushed,
+            snapshot: None,
+            in_flight: None,
+        }
     }
 
     /// Makes a saver of checkpoints that hosts divide: each host has the files that its ranks write, in its own `folder`. `leads_host` is true on one
@@ -170,6 +184,20 @@ impl Saver {
         self.snapshot = Some(Snapshot::new(device, bytes)?);
         self.is_async = true;
         Ok(())
+    }
+
+    /// Lets the next save flush the files at `paths` to the disk before it writes its own files. If training continues meanwhile, it does not wait for the
+    /// disk.
+    pub fn flush_first(&mut self, paths: Vec<PathBuf>) {
+        self.flushed = paths;
+    }
+
+    /// Returns how the files of a checkpoint are hashed.
+    fn hashing(&self) -> Hashing {
+        match self.completes {
+            Completes::LeadingRank => Hashing::Whole,
+            Completes::RankOfHost(_) => Hashing::Chunks,
+        }
     }
 
     /// Protects the checkpoint of this step from deletion.
@@ -205,7 +233,7 @@ impl Saver {
         let began = Instant::now();
         let begin = || -> Result<_> {
             let logs = if ranks.leads() { prepare()? } else { Vec::new() };
-            let mut writer = CheckpointWriter::begin(self.fs, &self.folder, step)?;
+            let mut writer = CheckpointWriter::begin(self.fs, &self.folder, step)?.with_hashing(self.hashing());
             writer.subfolder(FOLDER)?;
             Ok((writer, logs))
         };
@@ -224,6 +252,7 @@ impl Saver {
         let files = if ranks.leads() { template.files(model) } else { Vec::new() };
         let (mut contents, mut live) = Contents::new(model, optimizer, partition)?;
         contents.carry(template.carried())?;
+        contents.flush_first(std::mem::take(&mut self.flushed));
         if progress.is_model_only {
             contents.keep_model();
         }
@@ -232,7 +261,7 @@ impl Saver {
                 contents.add_files(logs, files);
                 writer
             }
-            None => CheckpointWriter::join(self.fs, &path, step, &[FOLDER]),
+            None => CheckpointWriter::join(self.fs, &path, step, &[FOLDER]).with_hashing(self.hashing()),
         };
         let stop = Arc::<AtomicBool>::default();
         let task = match self.snapshot.take() {

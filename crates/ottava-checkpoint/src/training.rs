@@ -15,8 +15,9 @@ use ottava_recipe::param::{Param, Purpose, Region, Shard};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::{DType, Device, ExpandedTensor, Snapshot, Tensor};
 use std::collections::HashMap;
+use std::fs::File;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The names of files in the subfolder [`FOLDER`]. In format 1, they are next to the weights.
@@ -33,6 +34,8 @@ const SCALING_PREFIX: &str = "scaling.";
 /// slices of the optimizer states. The leading rank writes the other files.
 #[derive(Default)]
 pub struct Contents {
+    /// Files that are flushed to the disk before.
+    flushed: Vec<PathBuf>,
     /// The logs of the run, by name.
     logs: Vec<(String, FileStart)>,
     /// The files of the model folder except the weights, by name.
@@ -170,6 +173,11 @@ impl Contents {
         self.files.extend(files);
     }
 
+    /// Flushes the files at `paths` to the disk before the files of the checkpoint are written.
+    pub fn flush_first(&mut self, paths: Vec<PathBuf>) {
+        self.flushed = paths;
+    }
+
     /// Adds the parts of a larger model that are copied, unless only adapters are written. Each rank still writes the same files of trained weights.
     ///
     /// Errors if a tensor of these parts is not written.
@@ -227,6 +235,8 @@ impl Contents {
         writer: &mut CheckpointWriter,
         mut fetch: impl FnMut(&str) -> Result<B>,
     ) -> Result<SliceWriter> {
+        let flush = |path: &PathBuf| File::open(path).and_then(|file| file.sync_all()).map_err(Error::io(path));
+        self.flushed.iter().try_for_each(flush)?;
         self.logs.iter().try_for_each(|(name, log)| writer.copy(name, log))?;
         self.files.iter().try_for_each(|(name, bytes)| writer.file(name, |file| file.write(bytes)))?;
         for file in self.files_of(self.rank) {

@@ -1,10 +1,12 @@
-//! SHA-256 of bytes, files and readers, JSON files that contain their own checksum, and hashes of names and numbers.
+//! SHA-256 of bytes, files, chunks of files and readers, JSON files that contain their own checksum, and hashes of names and numbers.
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rayon::prelude::*;
 use serde::Serialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -40,6 +42,31 @@ pub fn sha256_of(parts: &[&[u8]]) -> [u8; 32] {
 /// Returns the size and the SHA-256 of the regular file at `path`.
 pub fn sha256_file(path: &Path) -> Result<(u64, String)> {
     HashedFile::open(path).map_err(Error::io(path))?.finish().map_err(Error::io(path))
+}
+
+/// The number of bytes of a chunk of [`sha256_of_chunks`]. A thread hashes a chunk in less than a millisecond, so work that waits for a thread waits briefly.
+const CHUNK: usize = 1 << 20;
+
+/// The beginning of a hash of chunks, which tells it from the SHA-256 of a whole file.
+const CHUNKS: &str = "chunks:";
+
+/// Returns the size of the regular file at `path`, and a hash that all processors compute together: `chunks:` and the SHA-256 of the SHA-256s of its chunks
+/// of 1 MiB, in their order. The last chunk may be shorter. Does not stop for a signal.
+///
+/// # Errors
+/// Errors of [`input::open`], errors of reading, and [`io::ErrorKind::UnexpectedEof`] if the file gets shorter meanwhile.
+pub fn sha256_of_chunks(path: &Path) -> io::Result<(u64, String)> {
+    let (file, size) = input::open(path)?;
+    let mut hashes = vec![[0_u8; 32]; size.div_ceil(CHUNK as u64) as usize];
+    let buffer = || vec![0; CHUNK];
+    hashes.par_iter_mut().enumerate().try_for_each_init(buffer, |buffer, (i, hash)| -> io::Result<()> {
+        let from = i as u64 * CHUNK as u64;
+        let bytes = &mut buffer[..CHUNK.min((size - from) as usize)];
+        file.read_exact_at(bytes, from)?;
+        *hash = Sha256::digest(bytes).into();
+        Ok(())
+    })?;
+    Ok((size, format!("{CHUNKS}{}", hex(&Sha256::digest(hashes.as_flattened())))))
 }
 
 /// A regular file that is hashed while it is read. Clones share the file and the position in it.
@@ -122,5 +149,26 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "abc").unwrap();
         assert_eq!(sha256_file(file.path()).unwrap(), (3, expected.into()));
+    }
+
+    #[test]
+    fn a_hash_of_chunks_depends_on_each_byte_and_on_the_order_of_chunks() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let hash = |bytes: &[u8]| {
+            std::fs::write(file.path(), bytes).unwrap();
+            sha256_of_chunks(file.path()).unwrap()
+        };
+        let bytes: Vec<u8> = (0..2 * CHUNK + 5).map(|i| (i / CHUNK + i % 251) as u8).collect();
+        let of_chunks: Vec<[u8; 32]> = bytes.chunks(CHUNK).map(|chunk| sha256_of(&[chunk])).collect();
+        let expected = format!("chunks:{}", hex(&sha256_of(&[of_chunks.as_flattened()])));
+        assert_eq!(hash(&bytes), (bytes.len() as u64, expected.clone()));
+        for at in [0, CHUNK - 1, CHUNK, 2 * CHUNK, 2 * CHUNK + 4] {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1;
+            assert_ne!(hash(&changed).1, expected, "byte {at}");
+        }
+        let swapped = [&bytes[CHUNK..2 * CHUNK], &bytes[..CHUNK], &bytes[2 * CHUNK..]].concat();
+        assert_ne!(hash(&swapped).1, expected);
+        assert_eq!(hash(b""), (0, format!("chunks:{}", sha256(b""))));
     }
 }

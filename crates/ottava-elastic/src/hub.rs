@@ -490,7 +490,7 @@ impl Hub {
             return;
         }
         if !has_quorum {
-            return self.fail("fewer hosts are left than a new hub needs", actions);
+            return self.fail("too few of all hosts are left: the others may go on without them", actions);
         }
         let Some(size) = size else { return self.fail("fewer hosts are left than the job needs", actions) };
         let is_here = |last: &Arc<Membership>| last.hosts.iter().any(|host| self.hosts.contains_key(host));

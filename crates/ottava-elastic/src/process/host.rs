@@ -1,7 +1,7 @@
 //! The main loop of a keeper: it passes events to the state machine, and carries out what the machine decides.
 
 use super::events::{Input, Times};
-use super::hub::{self, HubDoor, HubOptions};
+use super::hub::{self, HubDoor, HubOptions, Notice};
 use super::hub_link::Search;
 use super::memory::Memory;
 use super::server::{serve_keepers, serve_workers};
@@ -433,26 +433,33 @@ impl Host<'_> {
         if self.lost.is_none() {
             let _ = fs::remove_file(notice);
             let (policy, disk) = (self.options.policy.clone(), self.options.disk);
-            return self.start_hub(term, policy, disk, self.options.times.host);
+            return self.start_hub(term, policy, disk, self.options.times.host, None);
         }
-        let address = self.roster.contact(self.options.host).map_or("", |contact| &contact.address);
-        warn("the address of the hub, for hosts that start later", fs::write(notice, address));
+        let notice = Notice { file: notice.clone(), address: self.own_address().to_string() };
         tracing::warn!("the hub is lost, and starts again on this host");
         let known = &self.options.policy;
         let hosts = (self.roster.contacts.len() as u32).saturating_sub(1);
-        let policy = Policy { hosts, quorum: known.hosts / 2 + 1, ..known.clone() };
+        let policy = Policy { hosts, quorum: Policy::quorum_of_later_hub(known.hosts), ..known.clone() };
         // Keepers without a hub have stopped their workers by then.
-        self.start_hub(term, policy, self.roster.disk, 3 * self.options.times.silence);
+        self.start_hub(term, policy, self.roster.disk, 3 * self.options.times.silence, Some(notice));
     }
 
-    fn start_hub(&mut self, term: Term, policy: Policy, disk: Option<Step>, join: Duration) {
+    /// Returns the address at which other hosts reach this one.
+    fn own_address(&self) -> &str {
+        self.roster.contact(self.options.host).map_or("", |contact| &contact.address)
+    }
+
+    fn start_hub(&mut self, term: Term, policy: Policy, disk: Option<Step>, join: Duration, notice: Option<Notice>) {
         let (host, times) = (self.options.host, self.options.times);
-        self.hub_thread = Some(hub::start(HubOptions { policy, term, host, disk, times, join }, &self.door));
+        let options = HubOptions { policy, term, host, disk, times, join, notice };
+        self.hub_thread = Some(hub::start(options, &self.door));
     }
 
     /// Leaves the job. The hub of this host first tells all keepers that the job has ended.
     fn leave(&mut self) {
-        if self.has_ended && self.door.is_open() {
+        // A hub that has replaced the hub of this host has its own notice there, and may go on.
+        let is_own = || fs::read_to_string(&self.options.notice).is_ok_and(|address| address == self.own_address());
+        if self.has_ended && self.door.is_open() && is_own() {
             let _ = fs::remove_file(&self.options.notice);
         }
         self.workers.stop();

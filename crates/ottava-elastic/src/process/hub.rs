@@ -7,8 +7,10 @@ use crate::message::{Epoch, HostId, Membership, Step, Term, ToKeeper};
 use crate::policy::Policy;
 use crate::warning::Warning;
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::BufReader;
 use std::net::{Shutdown, TcpStream};
+use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -58,6 +60,15 @@ pub(super) struct HubOptions {
     pub times: Times,
     /// The time that the hub waits for all hosts before it forms its first epoch without them.
     pub join: Duration,
+    /// The notice of a hub that replaces a lost one.
+    pub notice: Option<Notice>,
+}
+
+/// A file of the run's folder with the address of a hub, for hosts that start later. It is written when the hub has formed an epoch: a host that is cut off
+/// starts a hub of its own, which must not lead others to it.
+pub(super) struct Notice {
+    pub file: PathBuf,
+    pub address: String,
 }
 
 /// Starts the hub in a thread, and opens its `door`.
@@ -92,15 +103,21 @@ struct Server {
     waits: (Epoch, Phase, Instant),
     /// The epoch that the log has named.
     named: Epoch,
+    /// The notice, until it is written.
+    notice: Option<Notice>,
 }
 
 impl Server {
-    fn new(HubOptions { policy, term, host, disk, times, join }: HubOptions, sender: Sender<HubInput>) -> Server {
+    fn new(
+        HubOptions { policy, term, host, disk, times, join, notice }: HubOptions,
+        sender: Sender<HubInput>,
+    ) -> Server {
         let hub = Hub::new(policy, term, disk);
         let waits = (hub.epoch(), hub.phase(), Instant::now());
         let roster = Roster { hub: host, disk, ..Roster::default() };
         let first = hub.epoch();
-        Server { hub, times, join, roster, connections: BTreeMap::new(), count: 0, sender, first, waits, named: 0 }
+        let connections = BTreeMap::new();
+        Server { hub, times, join, roster, connections, count: 0, sender, first, waits, named: 0, notice }
     }
 
     fn serve(&mut self, inputs: &Receiver<HubInput>) {
@@ -256,6 +273,11 @@ impl Server {
         let Membership { hosts, step, .. } = members.as_ref();
         let names: Vec<_> = hosts.iter().map(|host| self.roster.name(*host)).collect();
         tracing::info!("{} train from step {} on", names.join(", "), step + 1);
+        if let Some(Notice { file, address }) = self.notice.take()
+            && let Err(error) = fs::write(&file, address)
+        {
+            tracing::warn!("{}, where hosts that start later find the hub: {error}", file.display());
+        }
     }
 
     fn warn(&self, warning: &Warning) {

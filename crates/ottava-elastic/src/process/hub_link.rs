@@ -2,7 +2,7 @@
 //!
 //! Host 0 starts the first hub. A keeper first tries the hub that it knows. After the loss of a hub, it then tries the other hosts in their order. If it reaches itself, it starts
 //! the next hub. All keepers have the same list of hosts, so they meet at the first host that lives. Each place in the list has a term of its own, so
-//! no two hubs have the same term. Such a hub writes its address into a file of the run's folder, where hosts that start later look first.
+//! no two hubs have the same term. When such a hub has formed an epoch, it writes its address into a file of the run's folder, where hosts that start later look first.
 
 use super::events::Input;
 use super::transfer::Peers;

@@ -1,14 +1,14 @@
 //! The memory of a host: a folder of a memory file system with the shares that the host stores.
 //!
 //! A share is a folder with the files that the ranks of a place wrote into a snapshot, in the format of checkpoints, and `listing.json`. A share appears
-//! under its name only when it is complete. Folders outlive the processes that write them.
+//! under its name only when it is complete. Folders outlive the processes that write them. Files are hashed in chunks by all processors, since a hash
+//! of a whole file takes longer than its copy.
 
 use crate::message::{Digest, Epoch, Share, Stored};
 use ottava_common::fs::is_relative_path;
-use ottava_common::hash::{hex, sha256_of};
+use ottava_common::hash::{sha256_of, sha256_of_chunks};
 use ottava_common::input;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read, Write};
@@ -42,8 +42,8 @@ const RESUME: &str = "resume-";
 pub struct FileEntry {
     /// The size in bytes.
     pub size: u64,
-    /// The SHA-256 of the content.
-    pub sha256: String,
+    /// The hash of the content, by [`sha256_of_chunks`].
+    pub hash: String,
 }
 
 /// The files of a share, by their paths in the folder of the checkpoint.
@@ -219,10 +219,7 @@ impl Memory {
         let (path, listing) = self.find(stored)?;
         for (name, entry) in &listing.0 {
             let file = path.join(name);
-            let (size, sha256) = hash(&file)?;
-            if size != entry.size || sha256 != entry.sha256 {
-                return Err(damaged(&file));
-            }
+            expect_bytes(&file, entry)?;
         }
         Ok((path, listing))
     }
@@ -318,19 +315,11 @@ fn link_files(from: &Path, listing: &Listing, to: &Path, linked: &mut Listing) -
     Ok(())
 }
 
-/// Returns the size and the SHA-256 of a file. A signal to the job does not stop it, because a share that was read only in part would count as damaged.
-fn hash(path: &Path) -> io::Result<(u64, String)> {
-    let (mut file, _) = input::open(path)?;
-    let (mut buffer, mut hasher, mut size) = (vec![0; 1 << 20], Sha256::new(), 0);
-    loop {
-        match file.read(&mut buffer)? {
-            0 => return Ok((size, hex(&hasher.finalize()))),
-            count => {
-                hasher.update(&buffer[..count]);
-                size += count as u64;
-            }
-        }
-    }
+/// Errors if the file at `path` has another size or hash than `entry`. A signal to the job does not stop it, because a share that was read only in part
+/// would count as damaged.
+fn expect_bytes(path: &Path, entry: &FileEntry) -> io::Result<()> {
+    let (size, hash) = sha256_of_chunks(path)?;
+    if size == entry.size && hash == entry.hash { Ok(()) } else { Err(damaged(path)) }
 }
 
 fn receive_files(folder: &Path, listing: &Listing, stream: &mut impl Read) -> io::Result<()> {
@@ -340,7 +329,7 @@ fn receive_files(folder: &Path, listing: &Listing, stream: &mut impl Read) -> io
     for (name, entry) in &listing.0 {
         let path = folder.join(name);
         fs::create_dir_all(path.parent().unwrap_or(folder))?;
-        let (mut file, mut left, mut hasher) = (File::create_new(&path)?, entry.size, Sha256::new());
+        let (mut file, mut left) = (File::create_new(&path)?, entry.size);
         while left > 0 {
             let most = buffer.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             let count = stream.read(&mut buffer[..most])?;
@@ -348,12 +337,9 @@ fn receive_files(folder: &Path, listing: &Listing, stream: &mut impl Read) -> io
                 return Err(ErrorKind::UnexpectedEof.into());
             }
             file.write_all(&buffer[..count])?;
-            hasher.update(&buffer[..count]);
             left -= count as u64;
         }
-        if hex(&hasher.finalize()) != entry.sha256 {
-            return Err(damaged(&path));
-        }
+        expect_bytes(&path, entry)?;
     }
     Ok(())
 }
@@ -375,7 +361,7 @@ fn read_listing(folder: &Path) -> io::Result<Listing> {
 }
 
 fn damaged(path: &Path) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, format!("{} is damaged: its SHA-256 has changed", path.display()))
+    io::Error::new(ErrorKind::InvalidData, format!("{} is damaged: its hash has changed", path.display()))
 }
 
 /// Errors if `folder` or its parent is a link or belongs to another user, who could then change snapshots. The folder of the file system above them, such
@@ -429,8 +415,8 @@ mod tests {
             let path = written.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, text).unwrap();
-            let (size, sha256) = hash(&path).unwrap();
-            listing.0.insert(name.into(), FileEntry { size, sha256 });
+            let (size, hash) = sha256_of_chunks(&path).unwrap();
+            listing.0.insert(name.into(), FileEntry { size, hash });
         }
         Stored { share: SHARE, digest: memory.adopt(&written, SHARE, &listing).unwrap() }
     }
@@ -499,8 +485,8 @@ mod tests {
                 [("manifest.json".into(), "all".to_string()), (format!("{place}"), format!("of {place}"))]
             {
                 fs::write(written.join(&name), &text).unwrap();
-                let (size, sha256) = hash(&written.join(&name)).unwrap();
-                listing.0.insert(name, FileEntry { size, sha256 });
+                let (size, hash) = sha256_of_chunks(&written.join(&name)).unwrap();
+                listing.0.insert(name, FileEntry { size, hash });
             }
             let share = Share { step: 3, epoch: 7, places: 3, place };
             Stored { share, digest: memory.adopt(&written, share, &listing).unwrap() }
@@ -544,7 +530,7 @@ mod tests {
         }
         assert_eq!(fs::read_dir(memory.incoming()).unwrap().count(), 0, "nothing is left");
         let mut outside = Listing::default();
-        outside.0.insert("../x".into(), FileEntry { size: 0, sha256: String::new() });
+        outside.0.insert("../x".into(), FileEntry { size: 0, hash: String::new() });
         let of = Stored { digest: outside.digest(), ..share };
         assert!(memory.receive(1, &of, &outside, &mut &b""[..]).is_err());
         assert!(memory.find(&Stored { digest: 1, ..share }).is_err());

@@ -48,6 +48,11 @@ impl CastLog {
         self.writer.append(step, &[("since", json!(last.step)), ("casts", Value::Object(casts))])
     }
 
+    /// Returns the path of the log.
+    pub fn path(&self) -> &Path {
+        self.writer.path()
+    }
+
     /// Flushes the log to the disk.
     pub fn sync(&mut self) -> Result<()> {
         self.writer.sync()

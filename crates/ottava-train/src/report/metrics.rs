@@ -107,6 +107,11 @@ impl MetricsWriter {
         self.file.sync().map_err(Error::io(&self.path))
     }
 
+    /// Returns the path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the part of the file that a checkpoint copies now, and its name in the checkpoint.
     pub fn saved(&self) -> Result<(String, FileStart)> {
         Ok((saved_name(&self.path), FileStart::now(&self.path)?))

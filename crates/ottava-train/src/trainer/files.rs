@@ -7,7 +7,7 @@ use ottava_common::error::Result;
 use ottava_common::fs::{RealFs, replace_file};
 use ottava_settings::RunConfig;
 use serde_json::Value;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The log of what each cast measures, in the run's folder.
 const CASTS: &str = "casts.jsonl";
@@ -105,6 +105,15 @@ impl RunFiles {
         let RunFiles { sentinel, digests, tensors, completions, samples, alarms, .. } = self;
         let logs = [sentinel, digests, tensors, completions, samples, alarms];
         logs.into_iter().flatten().try_for_each(MetricsWriter::sync)
+    }
+
+    /// Returns the paths of metrics and logs, which a snapshot flushes to the disk. Errors if another process has taken the folder of the run.
+    pub(super) fn paths(&self) -> Result<Vec<PathBuf>> {
+        self.lock.check()?;
+        let RunFiles { metrics, casts, sentinel, digests, tensors, completions, samples, alarms, .. } = self;
+        let logs = [sentinel, digests, tensors, completions, samples, alarms].into_iter().flatten();
+        let logs = logs.chain([metrics]).map(MetricsWriter::path).chain(casts.iter().map(CastLog::path));
+        Ok(logs.map(Path::to_path_buf).collect())
     }
 
     /// The parts of metrics and logs of the run in `folder` that a checkpoint copies now, by name.

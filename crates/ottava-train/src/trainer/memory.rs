@@ -5,7 +5,7 @@ use super::files::RunFiles;
 use crate::run::Run;
 use ottava_checkpoint::{Contents, Manifest, Progress, Saved, Saver};
 use ottava_common::error::{Error, Result};
-use ottava_common::hash::sha256;
+use ottava_common::hash::sha256_of_chunks;
 use ottava_elastic::process::{FileEntry, Listing, WorkerLink, reserve};
 use ottava_parallel::Ranks;
 use std::path::{Path, PathBuf};
@@ -96,19 +96,24 @@ impl MemorySnapshots {
         }
     }
 
-    /// Begins a snapshot of `run` at `progress`. On the leading rank, `files` are flushed before, since a resumed run continues them.
+    /// Begins a snapshot of `run` at `progress`. On the leading rank, `files` are flushed to the disk before the snapshot is complete, since a resumed run
+    /// continues them.
     pub(super) fn begin(
         &mut self,
         environment: &Environment,
         progress: &Progress,
         run: &mut Run,
-        files: Option<&mut RunFiles>,
+        files: Option<&RunFiles>,
     ) -> Result<()> {
         self.keeper.begun(progress.step);
         let Run { model, optimizer, step, .. } = run;
         let (template, ranks) = (&environment.inputs.template, &environment.ranks);
-        let flush = || files.map_or(Ok(()), RunFiles::sync).map(|()| Vec::new());
-        let begun = self.saver.begin(progress, template, model, &mut **optimizer, step.partition(), flush);
+        let flushed = files.map_or(Ok(Vec::new()), RunFiles::paths);
+        let prepare = flushed.map(|paths| {
+            self.saver.flush_first(paths);
+            Vec::new()
+        });
+        let begun = self.saver.begin(progress, template, model, &mut **optimizer, step.partition(), || prepare);
         self.hand_over(begun)?;
         match self.saver.is_async() {
             true => Ok(()),
@@ -156,12 +161,11 @@ fn listing(path: &Path) -> Result<Listing> {
     let mut listing = Listing::default();
     for (name, entry) in manifest.files {
         if path.join(&name).is_file() {
-            listing.0.insert(name, FileEntry { size: entry.size, sha256: entry.sha256 });
+            listing.0.insert(name, FileEntry { size: entry.size, hash: entry.sha256 });
         }
     }
-    // Not by `sha256_file`, which ends with an error after a signal: the run still has to save a checkpoint.
     let path = path.join(MANIFEST);
-    let bytes = std::fs::read(&path).map_err(Error::io(&path))?;
-    listing.0.insert(MANIFEST.into(), FileEntry { size: bytes.len() as u64, sha256: sha256(&bytes) });
+    let (size, hash) = sha256_of_chunks(&path).map_err(Error::io(&path))?;
+    listing.0.insert(MANIFEST.into(), FileEntry { size, hash });
     Ok(listing)
 }

@@ -195,7 +195,7 @@ impl Trainer {
         self.note_position(self.rows.state())?;
         let progress = Progress { is_interruption: false, is_model_only: false, ..self.progress.clone() };
         let Some(memory) = &mut self.outputs.memory else { return Ok(()) };
-        memory.begin(&self.environment, &progress, &mut self.run, self.outputs.files.as_mut())
+        memory.begin(&self.environment, &progress, &mut self.run, self.outputs.files.as_ref())
     }
 
     /// Returns a sentence that names the checkpoint from which a failed run can resume.

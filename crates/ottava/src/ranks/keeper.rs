@@ -110,7 +110,7 @@ pub fn keep(config: &RunConfig, start: &Start, ranks: usize) -> Result<u8> {
     let policy = Policy {
         sizes: sizes(config, places, ranks)?,
         hosts: hosts as u32,
-        quorum: 0,
+        quorum: Policy::quorum_of_first_hub(hosts as u32),
         snapshots: true,
         straggler: match recovery.stragglers {
             Stragglers::Warn => Straggler::Warn,

@@ -175,6 +175,34 @@ fn bench_times_collectives_of_ranks() {
     run.fail(&["bench", "comm", "--device", "cpu"], 1, &["start 2 or more"]);
 }
 
+/// Four ranks as two hosts: links within a host and between hosts are between other ranks, and are measured apart.
+#[test]
+fn bench_times_links_within_and_between_hosts() {
+    let run = Run::new();
+    let sizes = ["--mib", "1,2", "--sum-kib", "8,64", "--beside-mb", "1"];
+    let of = |hosts: &str, more: &[&str]| {
+        let job = ["bench", "comm", "--ranks", "4", "--device", "cpu", "--hosts", hosts];
+        run.succeed(&[&job[..], &sizes, more].concat())
+    };
+    let report = json(&of("2", &["--json"]));
+    let tiers = report["tiers"].as_array().unwrap();
+    let names: Vec<_> = tiers.iter().map(|tier| tier["tier"].as_str().unwrap()).collect();
+    assert_eq!((names, &report["hosts"]), (vec!["within a host", "between hosts"], &2.into()));
+    for tier in tiers {
+        assert_eq!((&tier["report"]["ranks"], tier["report"]["rows"].as_array().unwrap().len()), (&2.into(), 5 * 2));
+        let messages = tier["messages"].as_array().unwrap();
+        let bytes: Vec<_> = messages.iter().map(|message| message["bytes"].as_u64().unwrap()).collect();
+        assert_eq!(bytes, [1 << 20, 2 << 20]);
+        assert!(messages.iter().all(|message| message["bytes_per_second"].as_f64() > Some(0.0)));
+    }
+    // Each of four hosts has one rank, so there are no links within a host.
+    let table = of("4", &[]);
+    assert!(table.contains("between hosts: groups of 4 ranks") && table.contains("to the next rank"), "{table}");
+    assert!(!table.contains("within a host"), "{table}");
+    let uneven = ["bench", "comm", "--ranks", "3", "--hosts", "2", "--device", "cpu"];
+    run.fail(&uneven, 1, &["--hosts is 2, and the number of ranks is 3"]);
+}
+
 /// Each of two ranks reads half of the weights, and keys and values of half of the heads.
 #[test]
 fn bench_times_decoding_of_ranks() {

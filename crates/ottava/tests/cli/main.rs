@@ -29,6 +29,7 @@ mod rank_faults;
 mod ranks;
 mod recovery;
 mod recovery_hosts;
+mod recovery_network;
 mod runs;
 mod samples;
 mod serve;

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Returns the steps from which the job in `run` has started its ranks, with the number of hosts.
-fn starts(run: &Run) -> Vec<(usize, u64)> {
+pub fn starts(run: &Run) -> Vec<(usize, u64)> {
     let number = |text: &str| text.split_whitespace().next().and_then(|number| number.parse().ok());
     let of_line = |line: &str| {
         let (hosts, step) = line.split_once(" train from step ")?;

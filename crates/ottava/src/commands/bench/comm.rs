@@ -1,5 +1,6 @@
 //! `ottava bench comm`.
 
+use super::messages::{MessageRow, time_messages};
 use crate::output::print_json;
 use crate::ranks::{Job, RankArgs, Role};
 use clap::Args;
@@ -7,6 +8,8 @@ use ottava_common::{Error, Result};
 use ottava_settings::{DeviceChoice, formats};
 use ottava_tensor::Device;
 use ottava_tensor::bench::{CollectiveRow, CommBench, CommReport};
+use ottava_tensor::comm::Group;
+use serde::Serialize;
 use serde_json::json;
 
 /// Time collectives between ranks, alone and overlapped with products.
@@ -21,6 +24,10 @@ pub(super) struct CommArgs {
     /// Size of the buffers of collectives that overlap with products, in MB (10^6 bytes); by default 200.
     #[arg(long, value_parser = crate::commands::count)]
     beside_mb: Option<usize>,
+    /// Measure the links within a host and between hosts apart, and messages between two ranks. The ranks are divided evenly among N hosts, in the order of
+    /// their numbers.
+    #[arg(long, value_name = "N", value_parser = crate::commands::count)]
+    hosts: Option<usize>,
     #[command(flatten)]
     ranks: RankArgs,
     /// Where to run: auto, cuda or cpu.
@@ -51,36 +58,103 @@ impl CommArgs {
         let (leads, prints) = (comm.rank() == 0, comm.rank() == 0 && !self.json);
         if prints && comm.size() > 1 {
             out!("{} ranks, {device}", comm.size());
-            out!("{:<16} {:<10} {:>10} {:>12} {:>10}", "collective", "of", "MiB", "µs", "bus GB/s");
         }
-        let report = bench.run(&comm, &device, |row| {
-            if prints {
-                print_collective(row);
+        let measured = match self.hosts {
+            None => json!({"device": device.to_string(), "report": measure(&bench, &comm, &device, prints)?}),
+            Some(hosts) => {
+                let tiers = measure_tiers(&bench, tiers(&comm, hosts)?, &device, prints)?;
+                json!({"device": device.to_string(), "hosts": hosts, "tiers": tiers})
             }
-        })?;
+        };
         comm.finish()?;
-        if !leads {
-            return Ok(());
-        }
-        processes.wait()?;
-        match self.json {
-            true => print_json(&json!({"device": device.to_string(), "report": report})),
-            false => print_comm(&report),
+        if leads {
+            processes.wait()?;
+            if self.json {
+                print_json(&measured);
+            }
         }
         Ok(())
     }
 }
 
+/// Measures the collectives of `group`, and prints them if `prints`.
+fn measure(bench: &CommBench, group: &Group, device: &Device, prints: bool) -> Result<CommReport> {
+    if prints && group.size() > 1 {
+        print_columns();
+    }
+    let report = bench.run(group, device, |row| {
+        if prints {
+            print_collective(row);
+        }
+    })?;
+    if prints {
+        print_comm(&report);
+    }
+    Ok(report)
+}
+
+/// Measures messages and collectives of each tier, and prints them if `prints`.
+fn measure_tiers(
+    bench: &CommBench,
+    tiers: Vec<(&'static str, Group)>,
+    device: &Device,
+    prints: bool,
+) -> Result<Vec<MeasuredTier>> {
+    let of_tier = |(tier, group): (&'static str, Group)| -> Result<MeasuredTier> {
+        let messages = time_messages(&group, device, &bench.bytes)?;
+        if prints {
+            out!("\n{tier}: groups of {} ranks, all at the same time", group.size());
+            out!("{:<16} {:<10} {:>10} {:>12} {:>10}", "message", "of", "MiB", "µs", "GB/s");
+            messages.iter().for_each(print_message);
+            out!("");
+        }
+        let report = measure(bench, &group, device, prints)?;
+        Ok(MeasuredTier { tier, messages, report })
+    };
+    tiers.into_iter().map(of_tier).collect()
+}
+
+/// The links of a tier, as rank 0 measured them.
+#[derive(Serialize)]
+struct MeasuredTier {
+    tier: &'static str,
+    messages: Vec<MessageRow>,
+    report: CommReport,
+}
+
+/// Returns the tiers of `hosts` hosts that have links, and the group of this rank in each: the ranks of its host, and the ranks with its number on all hosts.
+///
+/// Errors if the ranks cannot be divided evenly, and if there is one rank.
+fn tiers(comm: &Group, hosts: usize) -> Result<Vec<(&'static str, Group)>> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    if !ranks.is_multiple_of(hosts) || ranks == 1 {
+        return Err(Error::Config(format!(
+            "--hosts is {hosts}, and the number of ranks is {ranks}; start 2 or more ranks, a multiple of the number of hosts"
+        )));
+    }
+    let of_host = ranks / hosts;
+    let within = ("within a host", comm.split("within a host", rank / of_host, rank)?);
+    let across = ("between hosts", comm.split("between hosts", rank % of_host, rank)?);
+    Ok([within, across].into_iter().filter(|(_, group)| group.size() > 1).collect())
+}
+
+fn print_columns() {
+    out!("{:<16} {:<10} {:>10} {:>12} {:>10}", "collective", "of", "MiB", "µs", "bus GB/s");
+}
+
+fn print_message(row: &MessageRow) {
+    print_row("to the next rank", "bytes", row.bytes, row.milliseconds, row.bytes_per_second);
+}
+
+fn print_row(what: &str, of: &str, bytes: usize, milliseconds: f64, rate: f64) {
+    let mib = bytes as f64 / f64::from(1 << 20);
+    out!("{what:<16} {of:<10} {mib:>10.3} {:>12.1} {:>10.1}", milliseconds * 1e3, rate / 1e9);
+}
+
 fn print_collective(row: &CollectiveRow) {
-    out!(
-        "{:<16} {:<10} {:>10.3} {:>12.1} {:>10.1}",
-        row.kind.as_str(),
-        // Collectives that only move data move bytes, whatever the type.
-        if row.kind.dtype().size() == 1 { "bytes" } else { row.kind.dtype().name() },
-        row.bytes as f64 / f64::from(1 << 20),
-        row.milliseconds * 1e3,
-        row.bus_bytes_per_second / 1e9
-    );
+    // Collectives that only move data move bytes, whatever the type.
+    let of = if row.kind.dtype().size() == 1 { "bytes" } else { row.kind.dtype().name() };
+    print_row(row.kind.as_str(), of, row.bytes, row.milliseconds, row.bus_bytes_per_second);
 }
 
 /// Prints linear fits to the times of collectives, and the slow-down of collectives and products that overlap.

@@ -6,6 +6,7 @@ mod decode;
 mod gemm;
 mod kernels;
 mod linear;
+mod messages;
 mod rollouts;
 mod serve;
 mod shared;
@@ -39,7 +40,8 @@ use train::Train;
   ottava bench decode --model llama-3-70b --gpus 2 --recipes fp8-row --kv-cache-dtype fp8
   ottava bench rollouts --model llama-3-8b --recipes bf16,fp8-row --prompts 64
   ottava bench serve --num-prompts 256 --max-concurrency 64
-  ottava bench comm --gpus 2")]
+  ottava bench comm --gpus 2
+  ottava bench comm --ranks 4 --hosts 2 --device cpu")]
 pub struct Bench {
     #[command(subcommand)]
     what: What,
