@@ -320,8 +320,8 @@ class Classification(Table):
 @dataclass
 class Embedding(Table):
     """Embeddings of texts."""
-    pooling: Optional[Literal["auto", "mean", "last"]] = None
-    """How the activations after the last norm become the embedding of a text: "mean" or "last"."""
+    pooling: Optional[Literal["auto", "mean", "last", "cls"]] = None
+    """How the activations after the last norm become the embedding of a text: "mean", "last", or "cls" (the first token, for encoders)."""
     temperature: Optional[float] = None
     """The temperature by which cosines are divided; sentence-transformers has its reciprocal, scale."""
     negatives: Optional[int] = None

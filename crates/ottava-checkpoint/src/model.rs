@@ -1,12 +1,12 @@
 //! Loads and writes the weights of Hugging Face model folders.
 
-use crate::adapter::{AdapterWeights, DECODER};
+use crate::adapter::AdapterWeights;
 use crate::new_rows::NewRows;
 use crate::{AdapterFolder, TensorInfo, WeightFiles, stacks};
 use ottava_common::error::{Error, Result};
 use ottava_common::hash::{MIX_STEP, mix, name_hash};
 use ottava_common::{interrupt, python_json};
-use ottava_models::layers::{ExpertStacks, SCORE, VALUE, expert_stack};
+use ottava_models::layers::{ExpertStacks, ScoreSpec, VALUE, expert_stack};
 use ottava_models::{ConfigFile, Decoder, DecoderConfig, decoder_config};
 use ottava_recipe::Recipe;
 use ottava_recipe::lora::{MAGNITUDE, PEFT_PREFIX, is_of_adapter};
@@ -24,6 +24,9 @@ use std::sync::Arc;
 /// of GPT-2 and GPT-NeoX.
 pub const MASKS_AND_ANGLES: &[&str] =
     &["rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"];
+
+/// The prefixes of names that a folder of a model without its head omits: of GPT-2, BERT, RoBERTa and ModernBERT.
+const PREFIXES: [&str; 4] = [crate::adapter::DECODER, "bert.", "roberta.", "model."];
 
 /// The weights of a model folder.
 pub struct FolderWeights {
@@ -77,13 +80,17 @@ impl FolderWeights {
             let within = if order == StackOrder::OutputsFirst { linear * tensor.elements() } else { 0 };
             return Ok((name, expert * shape[1..].iter().product::<usize>() + within));
         }
-        // A folder of a decoder without its head, such as GPT-2's, omits the prefix of its names.
-        let name = tensor.name.strip_prefix(DECODER).filter(|_| !self.has(&tensor.name));
-        let name = name.unwrap_or(&tensor.name).to_string();
+        let name = self.name_of(&tensor.name).to_string();
         let mut shape = tensor.stored_shape();
         shape[0] = self.new_rows.as_ref().and_then(|rows| rows.of_folder(tensor)).unwrap_or(shape[0]);
         self.expect_shape(&name, &shape)?;
         Ok((name, 0))
+    }
+
+    /// Returns the name in the folder of the tensor `name`. A folder of a model without its head may omit the prefix of its names.
+    fn name_of<'a>(&self, name: &'a str) -> &'a str {
+        let short = || PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).filter(|short| self.has(short));
+        if self.has(name) { name } else { short().unwrap_or(name) }
     }
 
     fn has(&self, name: &str) -> bool {
@@ -176,7 +183,8 @@ impl FolderWeights {
             self.used.contains(name)
                 || MASKS_AND_ANGLES.iter().any(|end| name.ends_with(end))
                 || ((sizes.head.tied || sizes.head.labels.is_some()) && name == head)
-                || (sizes.head.labels.is_some() && name == format!("{SCORE}.weight"))
+                || (sizes.head.labels.is_some() && name == format!("{}.weight", sizes.head.scores.name))
+                || sizes.folder.other_heads.iter().any(|beginning| name.starts_with(beginning))
         };
         if let Some(name) = self.files.names().into_iter().find(|name| !expected(name)) {
             return Err(Error::Model(format!(
@@ -367,6 +375,10 @@ pub struct AdaptedWeights<'a> {
     adapter: Option<AdapterWeights>,
     new: RandomWeights,
     new_score: bool,
+    /// The names of the scores.
+    scores: ScoreSpec,
+    /// The beginnings of the names of the tensors of a pooler, which are new if the base does not have them.
+    of_pooler: Vec<String>,
     divided_head: Option<[String; 2]>,
 }
 
@@ -386,13 +398,22 @@ impl<'a> AdaptedWeights<'a> {
         new: RandomWeights,
         new_score: bool,
     ) -> AdaptedWeights<'a> {
-        AdaptedWeights { base, adapter: adapter.map(AdapterWeights::new), new, new_score, divided_head: None }
+        let adapter = adapter.map(AdapterWeights::new);
+        let (scores, of_pooler) = (ScoreSpec::OF_DECODERS, Vec::new());
+        AdaptedWeights { base, adapter, new, new_score, scores, of_pooler, divided_head: None }
     }
 
-    /// Returns the same weights for a model of these `sizes`: if the base has one tensor for head and embedding, and the model has two, the head starts
+    /// Returns the same weights for a model of these `sizes`, whose pooler is new if the base lacks it: if the base has one tensor for head and embedding, and the model has two, the head starts
     /// from this tensor too.
     pub fn for_model(self, sizes: &DecoderConfig) -> AdaptedWeights<'a> {
-        AdaptedWeights { divided_head: sizes.divided_head(), ..self }
+        let pooler = sizes.head.pooler.iter();
+        let of_pooler = pooler.flat_map(|spec| [Some(spec.name), spec.norm]).flatten().map(|name| format!("{name}."));
+        AdaptedWeights {
+            divided_head: sizes.divided_head(),
+            scores: sizes.head.scores,
+            of_pooler: of_pooler.collect(),
+            ..self
+        }
     }
 
     /// Returns `tensor` with its name in the base.
@@ -409,9 +430,10 @@ impl<'a> AdaptedWeights<'a> {
             return Origin::New(tensor.clone());
         }
         let beside = tensor.name.strip_prefix(PEFT_PREFIX);
-        let is_score = beside.unwrap_or(&tensor.name).strip_suffix(".weight") == Some(SCORE);
+        let is_score = self.is_score(beside.unwrap_or(&tensor.name));
         let named = || FolderTensor { name: beside.unwrap_or(&tensor.name).to_string(), ..tensor.clone() };
         let (in_base, new_score) = (self.in_base(named()), self.new_score);
+        let is_missing = self.is_missing_pooler(&in_base);
         // An adapter may lack the head of a reward model, or modules that are trained whole from now on.
         let has = |adapter: &&mut AdapterWeights| match is_score {
             true => adapter.has_score(),
@@ -420,16 +442,27 @@ impl<'a> AdaptedWeights<'a> {
         match (beside, self.adapter.as_mut().filter(has)) {
             (Some(_), Some(adapter)) => Origin::Adapter(adapter),
             _ if is_score && new_score => Origin::New(named()),
+            _ if is_missing => Origin::New(named()),
             (Some(_), None) if is_of_adapter(&tensor.name) => Origin::New(tensor.clone()),
             _ => Origin::Base(in_base),
         }
+    }
+
+    /// Returns whether `name` is a tensor of the scores.
+    fn is_score(&self, name: &str) -> bool {
+        [".weight", ".bias"].iter().any(|ending| name.strip_suffix(ending) == Some(self.scores.name))
+    }
+
+    /// Returns whether `tensor` belongs to a pooler, and the base does not have it.
+    fn is_missing_pooler(&mut self, tensor: &FolderTensor) -> bool {
+        self.of_pooler.iter().any(|beginning| tensor.name.starts_with(beginning)) && self.base.expect(tensor).is_err()
     }
 
     /// Marks the tensor of the base that a module from the folder of adapters replaces as used.
     fn mark_replaced(&mut self, tensor: &FolderTensor) -> Result<()> {
         let module = tensor.name.strip_prefix(PEFT_PREFIX).filter(|name| !is_of_adapter(name));
         // The language model below a new reward model has no score.
-        let is_new = |name: &&str| self.new_score && name.strip_suffix(".weight") == Some(SCORE);
+        let is_new = |name: &&str| self.new_score && self.is_score(name);
         let Some(name) = module.filter(|name| !is_new(name)) else { return Ok(()) };
         self.base.expect(&self.in_base(FolderTensor { name: name.to_string(), ..tensor.clone() }))
     }

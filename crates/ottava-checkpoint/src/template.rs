@@ -106,20 +106,21 @@ impl FolderTemplate {
         FolderTemplate { generation: Some(generation), ..self }
     }
 
-    /// Adds the files with which sentence-transformers loads an embedding model whose embeddings of `channels` values are the mean of the activations of
-    /// all tokens, or with `last` those of the last token, divided by their norm. Longer texts are truncated to `max_length` tokens.
-    pub fn with_pooling(self, last: bool, channels: usize, max_length: usize) -> FolderTemplate {
+    /// Adds the files with which sentence-transformers loads an embedding model whose embeddings have `channels` values. `mode` is the key of
+    /// sentence-transformers that names how activations are pooled. Pooled activations are divided by their norm. Longer texts are truncated to
+    /// `max_length` tokens.
+    pub fn with_pooling(self, mode: &str, channels: usize, max_length: usize) -> FolderTemplate {
         let module = |idx: usize, path: &str, kind: &str| json!({"idx": idx, "name": idx.to_string(), "path": path, "type": format!("sentence_transformers.models.{kind}")});
         let modules =
             [module(0, "", "Transformer"), module(1, "1_Pooling", "Pooling"), module(2, "2_Normalize", "Normalize")];
         let pooling = json!({
             "word_embedding_dimension": channels,
-            "pooling_mode_cls_token": false,
-            "pooling_mode_mean_tokens": !last,
+            "pooling_mode_cls_token": mode == "pooling_mode_cls_token",
+            "pooling_mode_mean_tokens": mode == "pooling_mode_mean_tokens",
             "pooling_mode_max_tokens": false,
             "pooling_mode_mean_sqrt_len_tokens": false,
             "pooling_mode_weightedmean_tokens": false,
-            "pooling_mode_lasttoken": last,
+            "pooling_mode_lasttoken": mode == "pooling_mode_lasttoken",
             "include_prompt": true,
         });
         let of_all = json!({"prompts": {}, "default_prompt_name": null, "similarity_fn_name": "cosine"});
@@ -164,7 +165,7 @@ impl FolderTemplate {
             if let [rope, local @ ..] = model.config().ropes.as_slice() {
                 rope.write(local.first(), &mut config);
             }
-            if !config.contains_key(EOS) {
+            if !config.contains_key(EOS) && !model.config().is_encoder() {
                 config.insert(EOS.into(), self.eos());
             }
         }

@@ -8,7 +8,7 @@ use crate::guard::catch_panics;
 use ottava_common::{Error, Result, input, python_json};
 
 /// The names of tokens that end a text. They are tried in this order if no file beside the tokenizer names such a token.
-const TEXT_ENDS: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>"];
+const TEXT_ENDS: [&str; 6] = ["<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<｜end▁of▁sentence｜>", "[SEP]"];
 
 /// The names of tokens that end a turn of a chat. Files often name such a token as `eos_token`.
 const TURN_ENDS: [&str; 8] = [

@@ -1,7 +1,7 @@
 //! Examples of classifiers and embedding models: the rows of their texts, and their order.
 //!
-//! Each text has a row of its own. The only target of a row is the last token that is not padding, as transformers reads the score of a text there. The
-//! target says which row of the batch it belongs to, so losses find the labels of the row.
+//! Each text has a row of its own. The only target of a row is the last token that is not padding, or the first token if an encoder reads the row, as
+//! transformers reads the score of a text there. The target says which row of the batch it belongs to, so losses find the labels of the row.
 
 use std::borrow::Cow;
 
@@ -118,12 +118,21 @@ pub struct ExampleRows {
     pub end: u32,
     /// The padding token, at which no score is read; `None` if the last token counts in any case.
     pub padding: Option<i64>,
+    /// Whether an encoder reads the rows: the score of a text is read at its first token, and padding is a document of its own, which the tokens of a
+    /// text do not see.
+    pub of_encoder: bool,
 }
 
 impl ExampleRows {
     /// Returns rows of `seq_len` tokens for the texts of `tokenizer`. `padding` is the padding token of the model.
     pub fn new(tokenizer: &Tokenizer, seq_len: usize, padding: Option<i64>) -> ExampleRows {
-        ExampleRows { seq_len, after: tokenizer.after_ids().to_vec(), end: tokenizer.eos_id().unwrap_or(0), padding }
+        let (after, end) = (tokenizer.after_ids().to_vec(), tokenizer.eos_id().unwrap_or(0));
+        ExampleRows { seq_len, after, end, padding, of_encoder: false }
+    }
+
+    /// Returns the same rows for an encoder, if `is_encoder`.
+    pub fn for_encoder(self, is_encoder: bool) -> ExampleRows {
+        ExampleRows { of_encoder: is_encoder, ..self }
     }
 
     /// Returns the tokens of `text` that fit into a row.
@@ -136,7 +145,7 @@ impl ExampleRows {
 
     /// Returns a batch of `rows` rows, one for each of `texts`. Rows without a text have no target.
     ///
-    /// The target of a text is the number of its row, at the last token that is not padding. Panics if there are more texts than rows, which the caller
+    /// The target of a text is the number of its row, at the last token that is not padding, or at the first token for an encoder. Panics if there are more texts than rows, which the caller
     /// must exclude.
     pub fn batch<'t>(&self, texts: impl IntoIterator<Item = &'t Vec<u32>>, rows: usize) -> Batch {
         let &ExampleRows { seq_len, end, padding, .. } = self;
@@ -148,8 +157,12 @@ impl ExampleRows {
                 *place = id as i32;
             }
             let last = text.iter().rposition(|&id| padding != Some(i64::from(id))).unwrap_or(0);
-            batch.targets[start + last] = row as i32;
+            batch.targets[start + if self.of_encoder { 0 } else { last }] = row as i32;
             batch.padding[row] = seq_len - text.len();
+        }
+        if self.of_encoder {
+            let lengths = batch.padding.iter().flat_map(|&padding| [seq_len - padding, padding]);
+            batch.documents = Some(lengths.filter(|&length| length > 0).collect());
         }
         batch
     }
@@ -162,7 +175,7 @@ mod tests {
 
     #[test]
     fn the_target_of_a_row_is_its_last_token_that_is_not_padding() {
-        let rows = ExampleRows { seq_len: 4, after: Vec::new(), end: 9, padding: Some(7) };
+        let rows = ExampleRows { seq_len: 4, after: Vec::new(), end: 9, padding: Some(7), of_encoder: false };
         let batch = rows.batch(&[vec![1, 2], vec![3, 7, 7], vec![1, 2, 3, 4, 5]], 4);
         let no = IGNORE_INDEX;
         assert_eq!(batch.inputs, [1, 2, 9, 9, 3, 7, 7, 9, 1, 2, 3, 4, 9, 9, 9, 9]);
@@ -173,6 +186,14 @@ mod tests {
         let ended =
             ExampleRows { after: vec![8], ..rows }.batch(&[vec![1, 2, 3, 4, 8], vec![1, 8], vec![1, 2, 3, 4, 5]], 3);
         assert_eq!(ended.inputs, [1, 2, 3, 8, 1, 8, 9, 9, 1, 2, 3, 4]);
+    }
+
+    #[test]
+    fn rows_of_an_encoder_have_their_target_first_and_padding_apart() {
+        let rows = ExampleRows { seq_len: 4, after: Vec::new(), end: 0, padding: Some(0), of_encoder: true };
+        let (batch, no) = (rows.batch(&[vec![1, 2], vec![3, 4, 5, 6]], 3), IGNORE_INDEX);
+        assert_eq!(batch.targets, [0, no, no, no, 1, no, no, no, no, no, no, no]);
+        assert_eq!(batch.documents.unwrap(), [2, 2, 4, 4]);
     }
 
     #[test]

@@ -24,6 +24,11 @@ impl Engine {
             let count = self.adapters.iter().flatten().count();
             return Err(Error::Config(format!("there is no adapter number {number}; the engine has {count}")));
         }
+        if self.model().config().is_encoder() && (request.pooling.is_none() || request.max_new_tokens > 0) {
+            return Err(Error::Config(
+                "the model is an encoder, which writes no text; ask for embeddings or scores".into(),
+            ));
+        }
         let room = self.max_model_len();
         let prompt = request.prompt.len();
         if prompt == 0 {

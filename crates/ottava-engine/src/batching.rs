@@ -156,13 +156,17 @@ impl Engine {
         let stats = EngineStats { kv_blocks: pools.all(), ..EngineStats::default() };
         let steps = DecodeSteps::new(model.device(), fixed_rows(&model, options));
         let packs_prompts = model.packs_prompts()?;
+        let mut options = *options;
+        if model.config().is_encoder() {
+            options.prefill_chunk = options.prefill_chunk.max(options.max_model_len);
+        }
         Ok(Engine {
             packs_prompts,
-            packs_in_order: packs_prompts && packs_in_order(&model, options),
+            packs_in_order: packs_prompts && packs_in_order(&model, &options),
             model,
             adapters: Vec::new(),
             adapter: None,
-            options: *options,
+            options,
             cache,
             steps,
             proposer: None,
@@ -283,7 +287,8 @@ impl Engine {
             // The rest of a prompt would be a pass of its own, so a prompt that does not fit beside other prompts waits for the next step.
             let is_divided = budget.tokens < of_prompts && budget.tokens < sequence.due();
             let fits_alone = sequence.due() <= self.options.prefill_chunk && !sequence.reads_activations();
-            let waits = self.packs_prompts && is_divided && fits_alone;
+            // The texts of encoders are not divided: `prefill_chunk` has room for the longest text.
+            let waits = is_divided && (self.model.config().is_encoder() || self.packs_prompts && fits_alone);
             // The request gets memory for all its tokens, so a prompt that is begun can be read to its end.
             if waits || !self.pools.extend(&mut sequence.blocks, sequence.computed, sequence.tokens.len()) {
                 sequence.put_back(&mut self.pools);

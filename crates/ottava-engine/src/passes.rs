@@ -22,7 +22,7 @@ pub(super) const MOST_ROWS: usize = 256;
 enum BatchKind {
     /// Tokens that the kernels of single tokens compute, on a GPU. Each token is a row with its own context.
     Rows,
-    /// The first tokens of sequences, which the attention of training computes, on a GPU.
+    /// The first tokens of sequences, which the attention of training computes: on a GPU, or of an encoder.
     Packed,
     /// Any numbers of tokens of sequences.
     Mixed,
@@ -64,6 +64,11 @@ impl Engine {
         }
         let plans = by_adapter.into_values();
         match self.model.device() {
+            // Each token of an encoder reads its whole text.
+            _ if self.model.config().is_encoder() => {
+                let packed = |plan: Plan| plan.chunks(MOST_PACKED).map(<[_]>::to_vec).collect::<Vec<_>>();
+                plans.flat_map(packed).map(|plan| (BatchKind::Packed, plan)).collect()
+            }
             Device::Cuda(_) if self.reads_tokens_as_rows() => {
                 plans.flat_map(|plan| self.passes_of_rows(plan)).collect()
             }

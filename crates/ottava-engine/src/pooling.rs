@@ -24,8 +24,11 @@ impl Engine {
                 Pooling::Last if is_last => {
                     sequence.add_to_pooled(&values(hidden, first + of_prompt - 1, first + of_prompt)?);
                 }
+                // A prompt of an encoder is computed in one pass.
+                Pooling::Cls if sequence.computed == 0 => sequence.add_to_pooled(&values(hidden, first, first + 1)?),
                 Pooling::Scores if is_last => {
-                    let row = Tensor::from_slice(hidden.device(), &[1], &[(first + of_prompt - 1) as i32])?;
+                    let scored = if self.model.config().is_encoder() { first } else { first + of_prompt - 1 };
+                    let row = Tensor::from_slice(hidden.device(), &[1], &[scored as i32])?;
                     let scores = in_f32(&self.model().logits(hidden, &row)?)?.to_vec::<f32>()?;
                     let sequence = &mut self.running[at];
                     sequence.is_pooled = true;
@@ -35,7 +38,7 @@ impl Engine {
                     }
                     events.push(Event::Embedding { id: sequence.id, values: scores });
                 }
-                Pooling::Last | Pooling::Scores => {}
+                Pooling::Last | Pooling::Cls | Pooling::Scores => {}
             }
             if is_last && pooling != Pooling::Scores {
                 let sequence = &mut self.running[at];

@@ -41,8 +41,17 @@ pub enum Pooling {
     Last,
     /// The vector is the mean of the activations.
     Mean,
-    /// The vector is the scores of the labels of a classifier at the last token, as the head computes them.
+    /// The vector is the activations of the first token, of an encoder.
+    Cls,
+    /// The vector is the scores of the labels of a classifier, as the head computes them: at the last token, or at the first token of an encoder.
     Scores,
+}
+
+impl Pooling {
+    /// Returns the pooling of a model whose folder names none: the last token, or the mean of an encoder.
+    pub fn default_for(is_encoder: bool) -> Pooling {
+        if is_encoder { Pooling::Mean } else { Pooling::Last }
+    }
 }
 
 impl std::str::FromStr for Pooling {
@@ -51,7 +60,8 @@ impl std::str::FromStr for Pooling {
         match text {
             "last" => Ok(Pooling::Last),
             "mean" => Ok(Pooling::Mean),
-            _ => Err(Error::Config(format!("there is no pooling `{text}`; the kinds are last, mean"))),
+            "cls" => Ok(Pooling::Cls),
+            _ => Err(Error::Config(format!("there is no pooling `{text}`; the kinds are last, mean, cls"))),
         }
     }
 }

@@ -16,11 +16,11 @@ const DRAWN: usize = 3;
 impl Engine {
     /// Computes prompts and decode steps of all padded sizes on a GPU, for each adapter and without adapters. This compiles kernels, measures the
     /// speed of products and captures graphs. The decode steps use one block of the KV cache per sequence. Steps with more blocks are captured when
-    /// they occur. Does nothing on a CPU.
+    /// they occur. Does nothing on a CPU, or for an encoder, which decodes no tokens.
     ///
     /// Errors in the same cases as [`Engine::step`].
     pub fn warm_up(&mut self) -> Result<()> {
-        if !matches!(self.model().device(), Device::Cuda(_)) {
+        if !matches!(self.model().device(), Device::Cuda(_)) || self.model().config().is_encoder() {
             return Ok(());
         }
         let before = self.stats;

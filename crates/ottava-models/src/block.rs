@@ -56,7 +56,7 @@ impl BlockBuilder<'_, '_> {
             let factor = Factor::new(self.build.device, self.config.stream.channels, factor)?;
             built.push(if factor.is_one() { sublayer } else { Box::new(ScaledSublayer::new(sublayer, factor)) });
         }
-        Ok(Branch::new(before, built).normalised(self.norm(norms.after)?))
+        Ok(Branch::new(before, built).normalised(self.norm(norms.after)?).normalised_last(self.norm(norms.last)?))
     }
 
     fn norm(&mut self, name: Option<&str>) -> Result<Option<Norm>> {

@@ -359,7 +359,9 @@ impl Decoder {
     /// Returns [`Head::scores`] `[T, L]` of the result of [`Decoder::forward_only`]. Errors for a stage without the head.
     pub fn scores(&self, normed: &Tensor, units: &mut dyn Units) -> Result<Tensor> {
         let weight = self.head_weight()?;
-        Head::scores(normed, weight, &fetch(weight, Direction::Forward, units)?, &*self.ranks)
+        let mut scores = Head::scores(normed, weight, &fetch(weight, Direction::Forward, units)?, &*self.ranks)?;
+        self.add_bias(&mut scores)?;
+        Ok(scores)
     }
 
     /// Returns the last stage of this process. It has the head if the process has the head.
@@ -442,6 +444,11 @@ impl Decoder {
         Ok(logits)
     }
 
+    /// Adds the bias of scores, if they have one.
+    fn add_bias(&self, scores: &mut Tensor) -> Result<()> {
+        self.head().score_bias().map_or(Ok(()), |bias| Head::add_bias(scores, bias))
+    }
+
     fn cap(&self, logits: &mut Tensor) -> Result<()> {
         let loss = self.head().output().and_then(|output| output.of_logits(logits.dtype()));
         match loss {
@@ -515,9 +522,9 @@ impl Decoder {
         KvGroup::of(&self.part.attention, &self.part.caches, max_len)
     }
 
-    /// Returns whether the device computes the first tokens of several sequences in one pass of the attention of training.
+    /// Returns whether the device computes the first tokens of several sequences in one pass of the attention of training. Encoders always do.
     pub fn packs_prompts(&self) -> Result<bool> {
-        self.part.packs_documents(&self.device, self.recipe.compute)
+        Ok(self.config.is_encoder() || self.part.packs_documents(&self.device, self.recipe.compute)?)
     }
 
     /// Returns an empty cache for [`Decoder::hidden`].
@@ -563,6 +570,7 @@ impl Decoder {
             let is_part = self.ranks.place(Axis::Tensor).is_divided() && self.config.head.labels.is_none();
             let mut logits = if is_part { join_vocabulary(&own, &*self.ranks)? } else { own };
             self.cap(&mut logits)?;
+            self.add_bias(&mut logits)?;
             Ok(logits)
         };
         with_constant_weights(self.device(), head.is_stored(), pass)

@@ -26,6 +26,22 @@ pub(super) struct Family {
 }
 
 impl Family {
+    /// Returns whether the models of the family are encoders.
+    pub(super) fn is_encoder(&self) -> bool {
+        self.architecture.ends_with("Model") && !self.architecture.ends_with("LMHeadModel")
+    }
+
+    /// Returns whether `name` in `architectures` is this family without the scores of a classifier. A language model may have any name that ends as
+    /// such names do, and an encoder may have a head that predicts masked tokens, which is not read.
+    pub(super) fn is_without_scores(&self, name: &str) -> bool {
+        match self.is_encoder() {
+            true => {
+                name == self.architecture || ["ForMaskedLM", "ForPreTraining"].iter().any(|end| name.ends_with(end))
+            }
+            false => name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel"),
+        }
+    }
+
     /// Returns `file` with aliases replaced by the keys of this family, and with default values for missing keys.
     pub(super) fn complete(&self, file: &ConfigFile) -> ConfigFile {
         let mut values = file.values().clone();

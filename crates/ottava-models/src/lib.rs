@@ -1,4 +1,5 @@
-//! Model families: each family reads a Hugging Face `config.json` into a [`DecoderConfig`]. The layers of all families are built from this type.
+//! Model families: each family reads a Hugging Face `config.json` into a [`DecoderConfig`]. The layers of all families are built from this type. Encoders
+//! are families too: their attention has no causal mask, and a norm or a pooler is where decoders have none.
 //!
 //! ```
 //! use ottava_models::{ConfigFile, decoder_config};
@@ -127,6 +128,10 @@ pub fn decoder_config(file: &ConfigFile) -> Result<DecoderConfig> {
 pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
     let sizes = decoder_config(file)?;
     match sizes.head.labels {
+        None if sizes.is_encoder() => Err(file.error(
+            "this is an encoder, which writes no text; `ottava serve` answers with its embeddings, and `ottava train` trains it as a classifier or \
+             an embedding model",
+        )),
         None => Ok(sizes),
         Some(1) => Err(file.error(
             "this is a reward model, whose head computes a score and no tokens; `ottava eval` evaluates it on pairs of preferences",
@@ -142,6 +147,13 @@ pub fn language_model_config(file: &ConfigFile) -> Result<DecoderConfig> {
 /// Errors when `file` names an unknown architecture or model type.
 pub fn is_classifier(file: &ConfigFile) -> Result<bool> {
     Ok(Some(architecture(file)?) == family(file)?.reward_model)
+}
+
+/// Returns whether `file` belongs to an encoder, with or without the scores of a classifier.
+///
+/// Errors as [`is_classifier`].
+pub fn is_encoder(file: &ConfigFile) -> Result<bool> {
+    family(file).map(Family::is_encoder)
 }
 
 /// Returns the labels of the classifier of `file`, or `None` if `file` belongs to a language model.
@@ -164,8 +176,14 @@ pub fn pad_token(file: &ConfigFile) -> Result<Option<i64>> {
 /// Returns `file` changed to describe a reward model with the same decoder. If `file` names no padding token, the new file names `pad`, the
 /// padding token of the tokenizer.
 ///
-/// Errors when the architecture is unknown, transformers has no reward model with this decoder, or `file` belongs to a classifier with several labels.
+/// Errors when the architecture is unknown or an encoder, transformers has no reward model with this decoder, or `file` belongs to a classifier with several labels.
 pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
+    if is_encoder(file)? {
+        return Err(file.error(
+            "this is an encoder, and reward models with an encoder are not implemented; train a classifier of pairs with one label \
+             (`classification.problem_type`), or start from a language model",
+        ));
+    }
     match labels_of(file)?.map(|labels| labels.names.len()) {
         None => classifier(file, pad, &Labels::numbered(1)),
         Some(1) => Ok(classifier::with_padding(file, pad)),
@@ -175,8 +193,8 @@ pub fn reward_model(file: &ConfigFile, pad: Option<u32>) -> Result<ConfigFile> {
     }
 }
 
-/// Returns `file` changed to describe a classifier with the same decoder and these `labels`. If `file` names no padding token, the new file names
-/// `pad`, the padding token of the tokenizer.
+/// Returns `file` changed to describe a classifier with the same decoder or encoder and these `labels`. If the file of a decoder names no padding token,
+/// the new file names `pad`, the padding token of the tokenizer.
 ///
 /// Errors when the architecture is unknown, or transformers has no classifier with this decoder.
 pub fn classifier(file: &ConfigFile, pad: Option<u32>, labels: &Labels) -> Result<ConfigFile> {
@@ -185,13 +203,30 @@ pub fn classifier(file: &ConfigFile, pad: Option<u32>, labels: &Labels) -> Resul
             file.error("classifiers and reward models with the decoder of a vision-language model are not implemented")
         );
     }
-    match family(file)?.reward_model {
-        Some(architecture) => Ok(labels.write(&classifier::with_padding(file, pad), architecture)),
+    let family = family(file)?;
+    match family.reward_model {
+        // The padding token of an encoder decides the rows of positions, and each family has a default.
+        Some(architecture) => {
+            let pad = pad.filter(|_| !family.is_encoder());
+            Ok(labels.write(&classifier::with_padding(file, pad), architecture))
+        }
         None => {
-            let name = family(file)?.architecture;
+            let name = family.architecture;
             Err(file.error(&format!("transformers has no classifier with the decoder of `{name}`")))
         }
     }
+}
+
+/// Returns `file` with the architecture of an encoder without a head, if it belongs to an encoder. Other files do not change.
+///
+/// Errors as [`is_encoder`].
+pub fn without_scores(file: &ConfigFile) -> Result<ConfigFile> {
+    if !is_encoder(file)? {
+        return Ok(file.clone());
+    }
+    let mut values = file.values().clone();
+    values.insert("architectures".into(), serde_json::json!([family(file)?.architecture]));
+    Ok(file.with_values(values))
 }
 
 /// Returns the transformers class of the model in `file`: a language model or a classifier. The text model of a larger model has the class that it
@@ -202,7 +237,7 @@ pub fn architecture(file: &ConfigFile) -> Result<&'static str> {
     let file = &*file.text_model()?;
     let family = family(file)?;
     let Some(name) = file.architecture()? else { return Ok(family.architecture) };
-    if name.ends_with("ForCausalLM") || name.ends_with("LMHeadModel") {
+    if family.is_without_scores(&name) {
         return Ok(family.architecture);
     }
     match family.reward_model {
@@ -259,8 +294,8 @@ fn check_constants(config: &DecoderConfig) -> Result<(), String> {
     let Stream { norm, std, .. } = config.stream;
     let norm_eps = match (norm.kind, config.embedding.learned_positions) {
         (NormKind::Rms | NormKind::RmsPlusOne, _) => "rms_norm_eps",
-        (NormKind::Layer, true) => "layer_norm_epsilon",
-        (NormKind::Layer, false) => "layer_norm_eps",
+        (NormKind::Layer, true) if config.embedding.tail.is_none() => "layer_norm_epsilon",
+        (NormKind::Layer, _) => "layer_norm_eps",
     };
     let mut positive = vec![(norm_eps, norm.eps)];
     let bases = ["rope_theta", "rope_local_base_freq"].into_iter().zip(&config.ropes);

@@ -1,6 +1,9 @@
 //! The sizes and settings of a decoder, common to all families.
 
-use crate::layers::{ExpertsSpec, HeadsSpec, LatentSpec, LayerEmbeddingsSpec, MlpSpec, Stream, within};
+use crate::layers::{
+    EmbeddingTailSpec, ExpertsSpec, HeadsSpec, LatentSpec, LayerEmbeddingsSpec, MlpSpec, PoolerSpec, ScoreSpec, Stream,
+    within,
+};
 use crate::spec::{LayerSpec, SublayerSpec, expect_positive, expect_sizes};
 use crate::{RopeKind, RopeScaling};
 use ottava_recipe::lora::{Lora, Pattern, Targets};
@@ -36,11 +39,15 @@ pub struct EmbeddingSpec {
     pub scale: f32,
     /// Whether a learned row per position is added.
     pub learned_positions: bool,
+    /// The row of position 0 in the table of learned positions.
+    pub first_position: usize,
     /// The strength of the noise that training adds to the embedding ([`Embedding`](crate::layers::Embedding)); 0 adds none. Not part of
     /// `config.json`.
     pub noise: f64,
     /// The further embeddings of tokens, one for each layer. `None` without such embeddings.
     pub of_layers: Option<LayerEmbeddingsSpec>,
+    /// The token types and the norm of an encoder. `None` without them.
+    pub tail: Option<EmbeddingTailSpec>,
 }
 
 /// The head of a decoder.
@@ -54,6 +61,10 @@ pub struct HeadSpec {
     pub cap: Option<f64>,
     /// The number of labels whose scores the head computes instead of logits, in a classifier. A reward model has one label.
     pub labels: Option<usize>,
+    /// The names of the tensors of the scores.
+    pub scores: ScoreSpec,
+    /// The pooler of an encoder. `None` for decoders.
+    pub pooler: Option<PoolerSpec>,
     /// Whether the activations before the head are pooled, and the head is not read. The head is then tied to the embedding, so it has no tensor. Not part
     /// of `config.json`.
     pub pooled: bool,
@@ -77,6 +88,8 @@ pub struct FolderNotes {
     pub ignored: Vec<String>,
     /// A sentence for each key of `config.json` that is not implemented and changes only training.
     pub untrainable: Vec<String>,
+    /// The beginnings of the names of tensors of other heads, which a folder may have and which are neither read nor copied.
+    pub other_heads: Vec<&'static str>,
 }
 
 /// The maximum number of experts in all layers: more than any model has, but few enough to plan within seconds.
@@ -89,7 +102,14 @@ impl DecoderConfig {
             vocabulary,
             max_positions,
             stream,
-            embedding: EmbeddingSpec { scale: 1.0, learned_positions: false, noise: 0.0, of_layers: None },
+            embedding: EmbeddingSpec {
+                scale: 1.0,
+                learned_positions: false,
+                first_position: 0,
+                noise: 0.0,
+                of_layers: None,
+                tail: None,
+            },
             ropes: Vec::new(),
             layers: Vec::new(),
             head: HeadSpec {
@@ -97,6 +117,8 @@ impl DecoderConfig {
                 scale: 1.0,
                 cap: None,
                 labels: None,
+                scores: ScoreSpec::OF_DECODERS,
+                pooler: None,
                 pooled: false,
                 label_smoothing: 0.0,
                 wide_logits: false,
@@ -173,6 +195,11 @@ impl DecoderConfig {
             }
         }
         self
+    }
+
+    /// Returns whether the model is an encoder: its tokens see later tokens, so it writes no text.
+    pub fn is_encoder(&self) -> bool {
+        self.heads().is_some_and(|heads| heads.both_directions)
     }
 
     /// Returns the multi-head attention of the first layer that has one.

@@ -6,8 +6,9 @@ pub use compare::ComparedSaved;
 
 use crate::block::block;
 use crate::layers::{
-    Adaptable, Block, BlockSaved, ChunkLoss, Embedding, Factor, Head, HeadConfig, HeadOutput, HeadWeight,
-    LayerEmbeddings, LayerEmbeddingsSaved, Norm, NormSaved, OperandCast, Stream,
+    Adaptable, Block, BlockSaved, ChunkLoss, Embedding, EmbeddingTail, EmbeddingTailSaved, Factor, Head, HeadConfig,
+    HeadOutput, HeadWeight, LayerEmbeddings, LayerEmbeddingsSaved, Norm, NormSaved, OperandCast, Pooler, PoolerSaved,
+    Stream,
 };
 use crate::prefetch::{ResidualBuffers, backward_blocks, forward_blocks};
 use crate::{DecoderConfig, HeadSpec, RopeTables};
@@ -44,9 +45,13 @@ pub struct Stage {
     embedding: Option<Embedding>,
     /// The embedding of learned positions, which is added to the embedding of tokens.
     positions: Option<Embedding>,
+    /// The token types and the norm of an encoder.
+    tail: Option<EmbeddingTail>,
     /// The embeddings of tokens for each block.
     of_layers: Option<LayerEmbeddings>,
     blocks: Vec<Block>,
+    /// The pooler of an encoder, in the stage with the head.
+    pooler: Option<Pooler>,
     head: Option<Head>,
     /// Whether embedding and head share their weight but are in different stages.
     is_tied: bool,
@@ -63,10 +68,19 @@ pub struct StageSaved {
     inputs: Vec<Tensor>,
     /// The values that the last norm saves, if the stage has the head.
     norm: Option<NormSaved>,
+    /// The values that the pooler saves.
+    pooler: Option<PoolerSaved>,
     /// The values that layers share.
     shared: SharedValues,
-    /// The values that the embeddings for each block save.
+    /// The values that embeddings save.
+    embedded: EmbeddedSaved,
+}
+
+/// The values that the embeddings of a stage save.
+#[derive(Default)]
+struct EmbeddedSaved {
     of_layers: Option<LayerEmbeddingsSaved>,
+    tail: Option<EmbeddingTailSaved>,
 }
 
 impl Stage {
@@ -82,10 +96,14 @@ impl Stage {
             .transpose()?
             .map(|embedding| embedding.with_noise(c.embedding.noise));
         build.end_unit();
-        let sizes = [c.max_positions, channels];
+        let sizes = [c.embedding.first_position + c.max_positions, channels];
         let positions = (span.embedding && c.embedding.learned_positions)
             .then(|| Embedding::new(build, names.positions, sizes, std, Factor::default(), Split::None))
-            .transpose()?;
+            .transpose()?
+            .map(|positions| positions.with_first_row(c.embedding.first_position));
+        build.end_unit();
+        let tail = c.embedding.tail.filter(|_| span.embedding);
+        let tail = tail.map(|spec| EmbeddingTail::new(build, spec, &c.stream)).transpose()?;
         build.end_unit();
         let of_layers = match c.embedding.of_layers {
             Some(_) if *span != Span::whole(c.layers.len()) => {
@@ -106,13 +124,19 @@ impl Stage {
             build.end_unit();
         }
         build.block = None;
+        // Inference needs no pooler that is not computed, and some folders lack it.
+        let pooler = c.head.pooler.filter(|spec| span.head && (spec.is_read || build.purpose.trains()));
+        let pooler = pooler.map(|spec| Pooler::new(build, spec, &c.stream)).transpose()?;
+        build.end_unit();
         let head = match span.head {
             true => {
-                let norm = Norm::new(build, names.norm, channels, norm)?;
-                let HeadSpec { scale: logit_scale, cap, labels, label_smoothing, wide_logits, value, .. } = c.head;
+                let has_norm = !names.norm.is_empty();
+                let norm = has_norm.then(|| Norm::new(build, names.norm, channels, norm)).transpose()?;
+                let HeadSpec { scale: logit_scale, cap, labels, scores, label_smoothing, wide_logits, value, .. } =
+                    c.head;
                 let loss = CrossEntropy { soft_cap: cap, label_smoothing };
                 let weight = match (c.ties_head(), span.embedding) {
-                    _ if labels.is_some() => HeadWeight::Scores,
+                    _ if labels.is_some() => HeadWeight::Scores(scores),
                     (false, _) => HeadWeight::Own,
                     (true, true) => HeadWeight::Embedding(table),
                     (true, false) => HeadWeight::Copy(table),
@@ -131,7 +155,7 @@ impl Stage {
         };
         let residuals = ResidualBuffers::new(offloads, build.device);
         let is_tied = c.ties_head() && span.embedding != span.head;
-        Ok(Stage { embedding, positions, of_layers, blocks, head, is_tied, residuals })
+        Ok(Stage { embedding, positions, tail, of_layers, blocks, pooler, head, is_tied, residuals })
     }
 
     /// Returns the weight that embedding and head share, if they are in different stages: the embedding's table, or the head's copy of the table.
@@ -166,7 +190,7 @@ impl Stage {
         let ids = self.embedding.is_some().then(|| x.clone());
         let mut shared = SharedValues::default();
         let context = &mut context.sharing(&mut shared);
-        let (mut x, of_layers) = self.embed(x, context, units)?;
+        let (mut x, embedded) = self.embed(x, context, units)?;
         let mut inputs = self.residuals.take(self.blocks.len(), &x)?;
         let (mut blocks, mut leaving) = (Vec::with_capacity(self.blocks.len()), HostTransfer::default());
         forward_blocks(&self.blocks, context, units, |i, block, context| {
@@ -182,12 +206,12 @@ impl Stage {
             Ok(())
         })?;
         leaving.wait()?;
-        let mut norm = None;
+        let (mut norm, mut pooler) = (None, None);
         if let Some(head) = &self.head {
-            let (normed, saved) = head.normalise(&x, context)?;
-            (x, norm) = (normed, Some(saved));
+            (x, norm) = head.normalise(&x, context)?;
+            (x, pooler) = self.pool(x, context, units)?;
         }
-        Ok((x, StageSaved { ids, blocks, inputs, norm, shared, of_layers }))
+        Ok((x, StageSaved { ids, blocks, inputs, norm, pooler, shared, embedded }))
     }
 
     /// Runs forward without saving anything for backward, for evaluation or for inference with a cache.
@@ -200,32 +224,57 @@ impl Stage {
             Ok(())
         })?;
         match &self.head {
-            Some(head) => Ok(head.normalise(&x, context)?.0),
+            Some(head) => Ok(self.pool(head.normalise(&x, context)?.0, context, units)?.0),
             None => Ok(x),
         }
     }
 
-    /// Returns the embeddings of tokens plus learned positions, and shares the embeddings for each block. Without an embedding in the stage, returns
-    /// `x`.
-    fn embed(
-        &self,
-        x: &Tensor,
+    /// Pools activations that the last norm has normalised. Without a pooler, returns `x`.
+    fn pool(&self, x: Tensor, context: &mut Context, units: &mut dyn Units) -> Result<(Tensor, Option<PoolerSaved>)> {
+        let Some(pooler) = &self.pooler else { return Ok((x, None)) };
+        let loan = fetch_unit(&pooler.parameters(), Direction::Forward, units)?;
+        let (y, saved) = pooler.forward(&x, &mut context.with_weights(&loan))?;
+        Ok((y, Some(saved)))
+    }
+
+    /// Returns the gradient by the input of [`Stage::pool`].
+    fn pool_backward(
+        &mut self,
+        dy: Tensor,
+        saved: Option<PoolerSaved>,
         context: &mut Context,
         units: &mut dyn Units,
-    ) -> Result<(Tensor, Option<LayerEmbeddingsSaved>)> {
-        let Some(embedding) = &self.embedding else { return Ok((x.clone(), None)) };
+    ) -> Result<Tensor> {
+        let (Some(pooler), Some(saved)) = (&mut self.pooler, saved) else { return Ok(dy) };
+        let loan = fetch_unit(&pooler.parameters(), Direction::Backward, units)?;
+        units.begin_gradients(&mut pooler.parameters_mut())?;
+        // Only products of blocks are deferred.
+        let dx = pooler.backward(dy, saved, &mut Context { deferred: None, ..context.with_weights(&loan) })?;
+        units.end_gradients(&mut pooler.parameters_mut())?;
+        Ok(dx)
+    }
+
+    /// Returns the embeddings of tokens plus learned positions, and shares the embeddings for each block. Without an embedding in the stage, returns
+    /// `x`.
+    fn embed(&self, x: &Tensor, context: &mut Context, units: &mut dyn Units) -> Result<(Tensor, EmbeddedSaved)> {
+        let mut saved = EmbeddedSaved::default();
+        let Some(embedding) = &self.embedding else { return Ok((x.clone(), saved)) };
         let ids = x;
-        let x = embedding.forward(ids, &fetch(&embedding.table, Direction::Forward, units)?, context)?;
-        let saved = match &self.of_layers {
-            Some(of_layers) => {
-                let loan = fetch_unit(&of_layers.parameters(), Direction::Forward, units)?;
-                Some(of_layers.forward(&x, ids, &mut context.with_weights(&loan))?)
-            }
-            None => None,
-        };
-        let Some(positions) = &self.positions else { return Ok((x, saved)) };
-        let loan = fetch(&positions.table, Direction::Forward, units)?;
-        Ok((add(&x, &positions.forward(&context.sequences.positions, &loan, context)?)?, saved))
+        let mut x = embedding.forward(ids, &fetch(&embedding.table, Direction::Forward, units)?, context)?;
+        if let Some(of_layers) = &self.of_layers {
+            let loan = fetch_unit(&of_layers.parameters(), Direction::Forward, units)?;
+            saved.of_layers = Some(of_layers.forward(&x, ids, &mut context.with_weights(&loan))?);
+        }
+        if let Some(positions) = &self.positions {
+            let loan = fetch(&positions.table, Direction::Forward, units)?;
+            x = add(&x, &positions.forward(&context.sequences.positions, &loan, context)?)?;
+        }
+        if let Some(tail) = &self.tail {
+            let loan = fetch_unit(&tail.parameters(), Direction::Forward, units)?;
+            let (normed, of_tail) = tail.forward(&x, ids, &context.with_weights(&loan))?;
+            (x, saved.tail) = (normed, Some(of_tail));
+        }
+        Ok((x, saved))
     }
 
     /// Returns the weight of the head, if the stage has the head.
@@ -278,7 +327,8 @@ impl Stage {
         Head::losses_and_gradient(normed, weight, &loan, targets, scale, output, ranks).map(Some)
     }
 
-    /// [`Stage::losses_and_gradient`] of any loss of the logits of `tokens` tokens, as [`Head::chunked_gradient`].
+    /// [`Stage::losses_and_gradient`] of any loss of the logits of `tokens` tokens, as [`Head::chunked_gradient`]. The loss of scores reads scores with
+    /// their bias.
     pub fn chunked_gradient(
         &mut self,
         normed: &Tensor,
@@ -287,10 +337,31 @@ impl Stage {
         units: &mut dyn Units,
         loss_of_chunk: &mut ChunkLoss,
     ) -> Result<Option<(Tensor, Tensor)>> {
-        let (Some(output), Some(weight)) = (self.output(), self.head_weight_mut()) else { return Ok(None) };
-        let loan = fetch(weight, Direction::Backward, units)?;
-        units.begin_gradients(&mut [&mut *weight])?;
-        Head::chunked_gradient(normed, weight, &loan, tokens, output, ranks, loss_of_chunk).map(Some)
+        let mut bias = self.head.as_mut().and_then(|head| head.bias.take());
+        let mut with_bias = |scores: &mut Tensor, start: usize, end: usize| {
+            let Some(bias) = &mut bias else { return loss_of_chunk(scores, start, end) };
+            Head::add_bias(scores, bias)?;
+            let losses = loss_of_chunk(scores, start, end)?;
+            Head::bias_gradient(scores, bias, ranks)?;
+            Ok(losses)
+        };
+        let found = match (self.output(), self.head_weight_mut()) {
+            (Some(output), Some(weight)) => {
+                let loan = fetch(weight, Direction::Backward, units)?;
+                units.begin_gradients(&mut [&mut *weight])?;
+                Head::chunked_gradient(normed, weight, &loan, tokens, output, ranks, &mut with_bias).map(Some)
+            }
+            _ => Ok(None),
+        };
+        if let Some(head) = &mut self.head {
+            head.bias = bias;
+        }
+        found
+    }
+
+    /// Returns the bias of the scores, if the stage has one.
+    pub fn score_bias(&self) -> Option<&Param> {
+        self.head.as_ref()?.bias.as_ref()
     }
 
     /// Runs backward of a micro-batch from `dy` `[T, C]`, the gradient by the result of forward. Adds to the gradients of all parameters. Returns the
@@ -302,11 +373,13 @@ impl Stage {
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<Option<Tensor>> {
-        let StageSaved { ids, mut blocks, inputs, norm, mut shared, of_layers } = saved;
+        let StageSaved { ids, mut blocks, inputs, norm, pooler, mut shared, embedded } = saved;
+        let EmbeddedSaved { of_layers, tail } = embedded;
         let context = &mut context.sharing(&mut shared);
-        let dy = match (&mut self.head, norm) {
-            (Some(head), Some(saved)) => {
-                let dy = head.normalise_backward(&dy, saved)?;
+        let dy = self.pool_backward(dy, pooler, context, units)?;
+        let dy = match &mut self.head {
+            Some(head) => {
+                let dy = head.normalise_backward(&dy, norm)?;
                 units.end_gradients(&mut head.parameters_mut())?;
                 dy
             }
@@ -338,6 +411,12 @@ impl Stage {
             let of_unit = &mut Context { deferred: None, ..context.with_weights(&loan) };
             dx = add(&dx, &embeddings.backward(saved, ids, of_unit)?)?;
             units.end_gradients(&mut embeddings.parameters_mut())?;
+        }
+        if let (Some(of_tail), Some(saved), Some(ids)) = (&mut self.tail, tail, &ids) {
+            let loan = fetch_unit(&of_tail.parameters(), Direction::Backward, units)?;
+            units.begin_gradients(&mut of_tail.parameters_mut())?;
+            dx = of_tail.backward(&dx, saved, ids, &context.with_weights(&loan))?;
+            units.end_gradients(&mut of_tail.parameters_mut())?;
         }
         match (&mut self.embedding, ids) {
             (Some(embedding), Some(ids)) => {
@@ -388,13 +467,17 @@ impl Stage {
         are_stored
     }
 
-    /// Returns the parameters of each unit: the embedding, learned positions, embeddings for each block, each block, and the last norm with the head.
+    /// Returns the parameters of each unit: the embedding, learned positions, the end of an encoder's embedding, embeddings for each block, each block,
+    /// the pooler, and the last norm with the head.
     pub fn units_mut(&mut self) -> Vec<Vec<&mut Param>> {
         let embedding =
             self.embedding.iter_mut().chain(&mut self.positions).map(|embedding| vec![&mut embedding.table]);
         let head = self.head.iter_mut().map(Head::parameters_mut);
         let of_layers = self.of_layers.iter_mut().map(LayerEmbeddings::parameters_mut);
-        embedding.chain(of_layers).chain(self.blocks.iter_mut().map(parameters_of)).chain(head).collect()
+        let tail = self.tail.iter_mut().map(EmbeddingTail::parameters_mut);
+        let pooler = self.pooler.iter_mut().map(Pooler::parameters_mut);
+        let blocks = self.blocks.iter_mut().map(parameters_of);
+        embedding.chain(tail).chain(of_layers).chain(blocks).chain(pooler).chain(head).collect()
     }
 }
 

@@ -127,6 +127,11 @@ fn missing_keys_have_the_values_of_transformers() {
         ("glm_moe_dsa", 202_752, 1e4, 1e-5, 256, false),
         ("apertus", 65_536, 12e6, 1e-5, 16, false),
         ("gemma4_text", 131_072, 1e6, 1e-6, 256, true),
+        // The first rows of RoBERTa's table, up to the row of the padding token, are no positions.
+        ("bert", 512, 0.0, 1e-12, 16, true),
+        ("roberta", 510, 0.0, 1e-12, 16, true),
+        ("xlm-roberta", 510, 0.0, 1e-12, 16, true),
+        ("modernbert", 8192, 1.6e5, 1e-5, 16, true),
     ];
     for (model_type, positions, theta, epsilon, head_dim, tied) in expected {
         let sizes = read(small(model_type));

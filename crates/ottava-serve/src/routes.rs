@@ -62,6 +62,9 @@ const PATHS: [&str; 24] = [
 ];
 /// The paths that need no key and answer all sites. `other` counts paths that do not exist.
 const OPEN: [&str; 6] = ["/", "/version", "/health", "/load", "/metrics", "other"];
+/// The paths whose answers are texts that the model writes.
+const WRITTEN: [&str; 5] =
+    ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/inference/v1/generate"];
 /// The header with the id of a request, and the maximum length of an id that a client gives.
 const REQUEST_ID: &str = "x-request-id";
 const MOST_ID: usize = 128;
@@ -165,6 +168,11 @@ fn expect_allowed(served: &Served, path: &str, request: &Request) -> Result<()> 
         if served.classifier.is_some() && path.starts_with("/v1/") && !classify::PATHS.contains(&path) {
             return Err(ApiError::invalid(
                 "the model is a classifier, which writes no text and has no embeddings; use /classify, or /rerank and /score of a reranker",
+            ));
+        }
+        if served.is_encoder && WRITTEN.contains(&path) {
+            return Err(ApiError::invalid(
+                "the model is an encoder, which writes no text; use /v1/embeddings, /rerank and /score, or /classify of a classifier",
             ));
         }
         let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or("missing");

@@ -111,6 +111,8 @@ pub struct Served {
     pub channels: usize,
     /// How the activations of a text become its embedding.
     pub pooling: Pooling,
+    /// Whether the model is an encoder, which writes no text.
+    pub is_encoder: bool,
     /// The labels of a classifier; `None` for a language model.
     pub classifier: Option<Classifier>,
     /// The default sampling of requests.

@@ -86,6 +86,8 @@ pub struct Model {
     pub channels: usize,
     /// How the activations of a text become its embedding.
     pub pooling: Pooling,
+    /// Whether the model is an encoder, which writes no text.
+    pub is_encoder: bool,
     /// The labels of a classifier; `None` for a language model.
     pub classifier: Option<Classifier>,
     /// The maximum number of tokens of prompt and completion together.
@@ -152,6 +154,7 @@ pub fn served(options: &Options, address: SocketAddr, worker: &Worker, model: Mo
         vocabulary: model.vocabulary,
         channels: model.channels,
         pooling: model.pooling,
+        is_encoder: model.is_encoder,
         classifier: model.classifier,
         sampling: model.sampling,
         grammars: Arc::new(LazyGrammars::new(tokenizer, model.vocabulary)),

@@ -244,6 +244,7 @@ fn start_with(
             vocabulary,
             channels,
             pooling,
+            is_encoder: false,
             classifier: None,
             max_model_len,
             sampling,

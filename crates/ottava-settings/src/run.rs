@@ -220,6 +220,7 @@ impl RunConfig {
     /// Also errors if the run sets an option that the model's routers do not support, or expert parallelism for a model without experts.
     pub fn trained_sizes(&self, file: &ConfigFile) -> Result<DecoderConfig> {
         let mut sizes = decoder_config(file)?;
+        self.expect_encoder_fits(&sizes, file)?;
         if let Some(problem) = sizes.folder.untrainable.first() {
             return Err(file.error(problem));
         }

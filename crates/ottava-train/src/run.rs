@@ -97,7 +97,9 @@ impl Run {
     /// Returns the same run for rows with at most `max_documents` documents each, as the data say, unless the objective packs rows. With `None`, each row
     /// is one document.
     pub fn with_documents(self, max_documents: Option<usize>) -> Result<Run> {
-        let step = match self.objective.max_documents().or(max_documents) {
+        // The padding of a row that an encoder reads is a document.
+        let of_encoder = self.model.config().is_encoder().then_some(2);
+        let step = match self.objective.max_documents().or(of_encoder).or(max_documents) {
             Some(most) => self.step.with_documents(most)?,
             None => self.step,
         };

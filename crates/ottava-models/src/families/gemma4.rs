@@ -225,15 +225,15 @@ fn layer_embeddings(file: &ConfigFile, vocabulary: usize) -> Result<Option<Layer
 
 /// Returns the branch of the MLP, or the sum of MLP and experts, with norms of their own.
 fn feed_forward(mlp: MlpSpec, experts: Option<ExpertsSpec>) -> BranchSpec {
-    let BranchNorms { before, after } = NAMES.mlp_norms;
+    let BranchNorms { before, after, .. } = NAMES.mlp_norms;
     match experts {
         None => BranchSpec::new(NAMES.mlp_norms, vec![Mlp(mlp)]),
         Some(experts) => BranchSpec {
             sublayer_norms: vec![
-                BranchNorms { before, after: Some("post_feedforward_layernorm_1") },
+                BranchNorms { before, after: Some("post_feedforward_layernorm_1"), ..BranchNorms::NONE },
                 BranchNorms::after("post_feedforward_layernorm_2"),
             ],
-            ..BranchSpec::new(BranchNorms { before: None, after }, vec![Mlp(mlp), Experts(experts)])
+            ..BranchSpec::new(BranchNorms { after, ..BranchNorms::NONE }, vec![Mlp(mlp), Experts(experts)])
         },
     }
 }

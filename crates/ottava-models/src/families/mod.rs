@@ -3,6 +3,7 @@
 mod apertus;
 mod arcee;
 mod bamba;
+mod bert;
 mod cohere;
 mod cohere2;
 mod deepseek_v2;
@@ -33,6 +34,7 @@ mod llama4;
 mod minimax_m2;
 pub(super) mod mistral;
 mod mixtral;
+mod modernbert;
 mod nemotron_h;
 mod olmo2;
 mod olmo3;
@@ -110,4 +112,8 @@ pub(super) const FAMILIES: &[Family] = &[
     granite_moe_hybrid::FAMILY,
     falcon_h1::FAMILY,
     nemotron_h::FAMILY,
+    bert::BERT,
+    bert::ROBERTA,
+    bert::XLM_ROBERTA,
+    modernbert::FAMILY,
 ];

@@ -1,4 +1,4 @@
-//! Causal self-attention with shared key and value heads, and rotary positions unless positions are learned.
+//! Self-attention, causal or in both directions, with shared key and value heads, and rotary positions unless positions are learned.
 
 mod exchange;
 mod growth;
@@ -56,7 +56,9 @@ pub struct HeadsSpec {
     pub output_gate: bool,
     /// Whether each query head has a sink: a learned logit that takes part in the softmax, and whose probability is dropped.
     pub sinks: bool,
-    /// The maximum number of keys that a query sees, its own included. `None` means all keys.
+    /// Whether queries see later keys too, as in encoders.
+    pub both_directions: bool,
+    /// The maximum number of keys that a query sees, its own included; in both directions, the maximum to each side. `None` means all keys.
     pub window: Option<usize>,
     /// The number of positions of a chunk: a query sees only keys of its own chunk. `None` means one chunk.
     pub chunk: Option<usize>,
@@ -83,6 +85,7 @@ impl HeadsSpec {
             is_shared: false,
             output_gate: false,
             sinks: false,
+            both_directions: false,
             window: None,
             chunk: None,
             growth: None,
@@ -173,8 +176,9 @@ impl Attention {
         let deterministic = build.recipe.deterministic;
         let plain = AttentionSpec::causal(own.heads, own.kv_heads, c.head_dim);
         let scale = c.scale.unwrap_or(plain.scale);
-        let kv_dtype = build.recipe.kv_dtype();
-        let spec = AttentionSpec { deterministic, window: c.window, soft_cap: c.soft_cap, scale, kv_dtype, ..plain };
+        let (causal, kv_dtype) = (!c.both_directions, build.recipe.kv_dtype());
+        let spec =
+            AttentionSpec { causal, deterministic, window: c.window, soft_cap: c.soft_cap, scale, kv_dtype, ..plain };
         let lender = source::lender(build, name, c.source)?;
         let number = build.description.add_attention(spec, build.block);
         let number = lender.map_or(number, |lender| build.description.share_cache(number, lender));
@@ -284,7 +288,8 @@ impl Attention {
         let pass = context.paged.as_mut().expect("a pass with a cache");
         let is_whole = pass.is_whole;
         let (cache, batch) = pass.layer(self.number);
-        let has_own_keys = self.heads.kv_heads > 0;
+        // Nothing reads the cache of an encoder, whose passes have whole texts.
+        let has_own_keys = self.heads.kv_heads > 0 && !self.heads.both_directions;
         let mut rotation = rotation(&self.positions.rotary, self.heads, sequences);
         // `append_kv` can rotate only whole heads.
         let is_apart =

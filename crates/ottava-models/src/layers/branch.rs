@@ -10,13 +10,15 @@ use ottava_recipe::param::Param;
 use ottava_tensor::Tensor;
 use ottava_tensor::ops::{SavedActivation, add};
 
-/// `y = residual + factor · after(Σ sublayer(before(x)))`. A missing norm is the identity. Usually, the residual is `x`.
+/// `y = last(residual + factor · after(Σ sublayer(before(x))))`. A missing norm is the identity. Usually, the residual is `x`.
 pub struct Branch {
     /// The norm of the operand. All sublayers read its output.
     before: Option<Norm>,
     sublayers: Vec<Box<dyn Sublayer>>,
     /// The norm of the sum of the sublayers' outputs.
     after: Option<Norm>,
+    /// The norm after the residual connection.
+    last: Option<Norm>,
     factor: Factor,
 }
 
@@ -29,6 +31,7 @@ pub struct BranchSaved {
     /// The values that each sublayer saved.
     sublayers: Vec<SublayerSaved>,
     after: Option<NormSaved>,
+    last: Option<NormSaved>,
 }
 
 impl Branch {
@@ -36,12 +39,17 @@ impl Branch {
     /// `sublayers` is empty.
     pub fn new(before: impl Into<Option<Norm>>, sublayers: Vec<Box<dyn Sublayer>>) -> Branch {
         assert!(!sublayers.is_empty(), "a branch has a sublayer");
-        Branch { before: before.into(), sublayers, after: None, factor: Factor::default() }
+        Branch { before: before.into(), sublayers, after: None, last: None, factor: Factor::default() }
     }
 
     /// Adds a norm of the output, before the residual connection.
     pub fn normalised(self, after: impl Into<Option<Norm>>) -> Branch {
         Branch { after: after.into(), ..self }
+    }
+
+    /// Adds a norm after the residual connection. The residual is then the input of the branch.
+    pub fn normalised_last(self, last: impl Into<Option<Norm>>) -> Branch {
+        Branch { last: last.into(), ..self }
     }
 
     /// Adds a factor of the output, before the residual connection.
@@ -63,7 +71,7 @@ impl Branch {
     /// several sublayers read it, each with its own scale.
     pub fn gradient(&self) -> OperandCast {
         match (self.sublayers.as_slice(), self.adds_in_product()) {
-            ([one], true) => one.gradient(),
+            ([one], true) if self.last.is_none() => one.gradient(),
             _ => OperandCast::NONE,
         }
     }
@@ -82,7 +90,7 @@ impl Branch {
                 self.input().cast_input(x.clone(), context.operand_copies(), context)?
             }
         };
-        Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None }))
+        Ok((rows, BranchSaved { before, input, operand, sublayers: Vec::new(), after: None, last: None }))
     }
 
     /// Returns `y` `[T, C]` and the values for backward. `residual` is what the branch adds to.
@@ -104,12 +112,16 @@ impl Branch {
         if !self.adds_in_product() {
             y = add(residual, &self.factor.apply(y)?)?;
         }
+        if let Some(norm) = &self.last {
+            let (normed, of_norm) = norm.forward(&y, context)?;
+            (y, saved.last) = (normed, Some(of_norm));
+        }
         Ok((y, saved))
     }
 
     /// Returns the values that [`Branch::forward`] saves, for recomputation. The output is computed only if a norm reads it.
     pub fn save(&self, x: &Tensor, context: &mut Context) -> Result<BranchSaved> {
-        if self.after.is_some() {
+        if self.after.is_some() || self.last.is_some() {
             return Ok(self.forward(x, x, context)?.1);
         }
         let (operand, mut saved) = self.operand(x, context)?;
@@ -130,7 +142,14 @@ impl Branch {
         context: &mut Context,
     ) -> Result<ResidualGradient> {
         let cast = self.input();
-        let BranchSaved { before, input, operand, sublayers, after } = saved;
+        let BranchSaved { before, input, operand, sublayers, after, last } = saved;
+        let (dy, dresidual) = match (&mut self.last, last) {
+            (Some(norm), Some(saved)) => {
+                let dsum = norm.backward(&dy.value, saved)?;
+                (dsum.clone().into(), dsum)
+            }
+            _ => (dy, dresidual.clone()),
+        };
         let dy = match self.factor.is_one() {
             true => dy,
             false => self.factor.apply(dy.value)?.into(),
@@ -148,8 +167,8 @@ impl Branch {
         }
         let doperand = doperand.expect("a branch has a sublayer");
         match (&mut self.before, before) {
-            (Some(norm), Some(saved)) => norm.backward_for(&doperand, saved, dresidual, next, context),
-            _ => Ok(add(dresidual, &doperand)?.into()),
+            (Some(norm), Some(saved)) => norm.backward_for(&doperand, saved, &dresidual, next, context),
+            _ => Ok(add(&dresidual, &doperand)?.into()),
         }
     }
 
@@ -157,14 +176,14 @@ impl Branch {
     pub fn parameters<'a>(&'a self, visit: &mut dyn FnMut(&'a Param)) {
         self.before.iter().for_each(|norm| norm.parameters(visit));
         self.sublayers.iter().for_each(|sublayer| sublayer.parameters(visit));
-        self.after.iter().for_each(|norm| norm.parameters(visit));
+        self.after.iter().chain(&self.last).for_each(|norm| norm.parameters(visit));
     }
 
     /// Calls `visit` for each parameter mutably, in the order of [`Branch::parameters`].
     pub fn parameters_mut<'a>(&'a mut self, visit: &mut dyn FnMut(&'a mut Param)) {
         self.before.iter_mut().for_each(|norm| norm.parameters_mut(visit));
         self.sublayers.iter_mut().for_each(|sublayer| sublayer.parameters_mut(visit));
-        self.after.iter_mut().for_each(|norm| norm.parameters_mut(visit));
+        self.after.iter_mut().chain(&mut self.last).for_each(|norm| norm.parameters_mut(visit));
     }
 
     /// Calls `visit` for each linear that can have an adapter, always in the same order.

@@ -16,6 +16,8 @@ pub struct Embedding {
     pub table: Param,
     factor: Factor,
     split: Split,
+    /// The row of id 0. The rows before it belong to no id.
+    first_row: usize,
     /// The strength of the noise; 0 adds none.
     noise: f64,
 }
@@ -34,12 +36,23 @@ impl Embedding {
         build.description.fixed.push(name.to_string());
         let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
         let shard = build.shard(tensor, split)?;
-        Ok(Embedding { table: Param::new(build, vec![shard], Init::Normal(std))?, factor, split, noise: 0.0 })
+        Ok(Embedding {
+            table: Param::new(build, vec![shard], Init::Normal(std))?,
+            factor,
+            split,
+            first_row: 0,
+            noise: 0.0,
+        })
     }
 
     /// Returns the same embedding with noise of this strength in training.
     pub fn with_noise(self, noise: f64) -> Embedding {
         Embedding { noise, ..self }
+    }
+
+    /// Returns the same embedding, in which id 0 has the row `first_row`. Ranks must not divide the table.
+    pub fn with_first_row(self, first_row: usize) -> Embedding {
+        Embedding { first_row, ..self }
     }
 
     /// Returns the first token of this rank's part of the table, if ranks divide the table.
@@ -54,7 +67,7 @@ impl Embedding {
         let table = self.table.read(loan)?;
         let rows = match self.first(context) {
             Some(first) => context.sum(self.table.identity.name(), embedding_of_part(&table, ids, first)?, None)?,
-            None => embedding(&table, &context.own_rows(ids)?)?,
+            None => embedding(&table.rows(self.first_row, table.shape()[0])?, &context.own_rows(ids)?)?,
         };
         self.noisy(self.factor.apply(rows)?, context)
     }
@@ -82,7 +95,15 @@ impl Embedding {
                 let dy = context.gather(self.table.identity.name(), &dy)?;
                 Ok(embedding_of_part_gradient(&dy, ids, first, self.table.gradient.sum_mut()?)?)
             }
-            None => Ok(embedding_gradient(&dy, &context.own_rows(ids)?, self.table.gradient.sum_mut()?)?),
+            None if self.first_row == 0 => {
+                Ok(embedding_gradient(&dy, &context.own_rows(ids)?, self.table.gradient.sum_mut()?)?)
+            }
+            None => {
+                let (ids, sum) = (context.own_rows(ids)?, self.table.gradient.sum_mut()?);
+                let mut own = sum.rows(self.first_row, sum.shape()[0])?.duplicate()?;
+                embedding_gradient(&dy, &ids, &mut own)?;
+                Ok(sum.copy_from(self.first_row, &own)?)
+            }
         }
     }
 }

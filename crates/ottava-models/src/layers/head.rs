@@ -11,23 +11,40 @@ use ottava_recipe::lora::PEFT_PREFIX;
 use ottava_recipe::param::{Builder, FolderTensor, Init, Loan, Param, Split, WgradProduct};
 use ottava_tensor::comm::Axis;
 use ottava_tensor::ops::{
-    Accumulation, CrossEntropy, Operand, VocabularyPart, cast, cross_entropy, cross_entropy_gradient, gemm_nt,
-    gemm_nt_add, gemm_nt_plus, join_columns, merge_losses, negate_targets, partial_gradient, partial_losses, real_type,
+    Accumulation, CrossEntropy, Operand, VocabularyPart, add_bias, bias_gradient, cast, cross_entropy,
+    cross_entropy_gradient, gemm_nt, gemm_nt_add, gemm_nt_plus, join_columns, merge_losses, negate_targets,
+    partial_gradient, partial_losses, real_type,
 };
 use ottava_tensor::{DType, Tensor};
 
 /// The last norm, and the product that computes logits. The head stays in high precision in every recipe.
 pub struct Head {
-    /// The norm before the product.
-    pub norm: Norm,
+    /// The norm before the product. `None` without this norm.
+    pub norm: Option<Norm>,
     /// The factor of logits, which is applied to the input of the product.
     pub factor: Factor,
     /// The result of the product.
     pub output: HeadOutput,
     /// The weight `[V, C]`, or `[L, C]` for the scores of `L` labels. `None` if the weight is the embedding's table in the same stage.
     pub weight: Option<Param>,
+    /// The bias `[L]` of the scores, if they have one.
+    pub bias: Option<Param>,
     /// The weight `[C]` of the value head, if the model has one.
     pub value: Option<Param>,
+}
+
+/// The names of the tensors of scores in a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScoreSpec {
+    /// The name, without `.weight` and `.bias`.
+    pub name: &'static str,
+    /// Whether scores have a bias.
+    pub bias: bool,
+}
+
+impl ScoreSpec {
+    /// The scores of a classifier or a reward model with a decoder.
+    pub const OF_DECODERS: ScoreSpec = ScoreSpec { name: SCORE, bias: false };
 }
 
 /// The result of the product of a head for each token.
@@ -79,7 +96,7 @@ pub enum HeadWeight<'a> {
     /// A copy of the embedding's table, which is in another stage.
     Copy(&'a str),
     /// A row for each label. The weight is trained even if the other weights are frozen beside adapters.
-    Scores,
+    Scores(ScoreSpec),
 }
 
 /// The number of tokens whose logits are in memory at once.
@@ -102,8 +119,8 @@ impl HeadOutput {
 }
 
 impl Head {
-    /// Creates a head after a norm.
-    pub fn new(build: &mut Builder, norm: Norm, config: HeadConfig) -> Result<Head> {
+    /// Creates a head after a `norm`, if there is one.
+    pub fn new(build: &mut Builder, norm: Option<Norm>, config: HeadConfig) -> Result<Head> {
         let HeadConfig { name, vocabulary, channels, std, logit_scale, loss, wide_logits, weight, value } = config;
         let matrix = |build: &mut Builder, name: &str| {
             let tensor = FolderTensor::new(format!("{name}.weight"), vec![vocabulary, channels]);
@@ -115,18 +132,23 @@ impl Head {
             build.description.modules.add(&format!("{name}.weight"), 0);
         }
         let mut output = if wide_logits { HeadOutput::WideLogits(loss) } else { HeadOutput::Logits(loss) };
-        let (mut own, mut fixed) = (build.place().share(vocabulary), name);
+        let (mut own, mut fixed, mut bias) = (build.place().share(vocabulary), name, None);
         let (name, weight) = match weight {
             HeadWeight::Own => (name.to_string(), matrix(build, name)?),
             HeadWeight::Embedding(table) => (format!("{table} (as head)"), None),
             HeadWeight::Copy(table) => (format!("{table} (as head)"), matrix(build, table)?),
-            HeadWeight::Scores => {
-                (output, own, fixed) = (HeadOutput::Scores, vocabulary, SCORE);
+            HeadWeight::Scores(scores) => {
+                (output, own, fixed) = (HeadOutput::Scores, vocabulary, scores.name);
                 let prefix = if build.lora.is_some() { PEFT_PREFIX } else { "" };
-                let tensor = FolderTensor::new(format!("{prefix}{SCORE}.weight"), vec![vocabulary, channels]);
-                let shard = build.shard(tensor, Split::None)?;
-                build.description.modules.add(&format!("{SCORE}.weight"), 0);
-                (SCORE.to_string(), Some(Param::trained(build, vec![shard], Init::Normal(std))?))
+                let mut param = |ending: &str, shape, init| -> Result<Param> {
+                    let name = format!("{}.{ending}", scores.name);
+                    let shard = build.shard(FolderTensor::new(format!("{prefix}{name}"), shape), Split::None)?;
+                    build.description.modules.add(&name, 0);
+                    Param::trained(build, vec![shard], init)
+                };
+                let weight = param("weight", vec![vocabulary, channels], Init::Normal(std))?;
+                bias = scores.bias.then(|| param("bias", vec![vocabulary], Init::Zeros)).transpose()?;
+                (scores.name.to_string(), Some(weight))
             }
         };
         build.description.fixed.push(fixed.to_string());
@@ -141,29 +163,48 @@ impl Head {
             divides_inputs: false,
         });
         let value = value.then(|| value_head(build, channels)).transpose()?;
-        Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, output, weight, value })
+        Ok(Head { norm, factor: Factor::new(build.device, channels, logit_scale)?, output, weight, bias, value })
     }
 
     /// Normalises `x` for the product, and applies the factor of logits.
-    pub fn normalise(&self, x: &Tensor, context: &Context) -> Result<(Tensor, NormSaved)> {
-        let (normed, saved) = self.norm.forward(x, context)?;
+    pub fn normalise(&self, x: &Tensor, context: &Context) -> Result<(Tensor, Option<NormSaved>)> {
+        let (normed, saved) = match &self.norm {
+            Some(norm) => norm.forward(x, context).map(|(normed, saved)| (normed, Some(saved)))?,
+            None => (x.clone(), None),
+        };
         Ok((self.factor.apply(normed)?, saved))
     }
 
     /// Returns the gradient by the input of [`Head::normalise`].
-    pub fn normalise_backward(&mut self, dy: &Tensor, saved: NormSaved) -> Result<Tensor> {
+    pub fn normalise_backward(&mut self, dy: &Tensor, saved: Option<NormSaved>) -> Result<Tensor> {
         let dy = self.factor.apply(dy.clone())?;
-        self.norm.backward(&dy, saved)
+        match (&mut self.norm, saved) {
+            (Some(norm), Some(saved)) => norm.backward(&dy, saved),
+            _ => Ok(dy),
+        }
     }
 
     /// Returns the parameters of norm and weight.
     pub fn parameters_mut(&mut self) -> Vec<&mut Param> {
-        let Head { norm, weight, value, .. } = self;
+        let Head { norm, weight, bias, value, .. } = self;
         let mut all = Vec::new();
-        norm.parameters_mut(&mut |param| all.push(param));
+        norm.iter_mut().for_each(|norm| norm.parameters_mut(&mut |param| all.push(param)));
         all.extend(weight);
+        all.extend(bias);
         all.extend(value);
         all
+    }
+
+    /// Adds the `bias` `[L]` to `scores` `[T, L]` in F32 (F64 for F64).
+    pub fn add_bias(scores: &mut Tensor, bias: &Param) -> Result<()> {
+        let bias = cast(&bias.weights.value()?, scores.dtype())?;
+        Ok(add_bias(scores, &bias)?)
+    }
+
+    /// Adds to the gradient of the `bias`, from the gradient `dscores` `[T, L]` by the scores of all tokens. `ranks` divide the tokens.
+    pub fn bias_gradient(dscores: &Tensor, bias: &mut Param, ranks: &dyn LayerRanks) -> Result<()> {
+        let own = ranks.place(Axis::Tensor).range(dscores.shape()[0]);
+        Ok(bias_gradient(&dscores.rows(own.start, own.end)?, bias.gradient.sum_mut()?)?)
     }
 
     /// Returns the values `[T]` that the value head with this `weight` estimates from the input `x` `[T, C]` of the product that computes logits, in

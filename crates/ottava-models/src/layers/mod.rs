@@ -5,7 +5,7 @@
 //! call carries batch, sequence length, positions and scales.
 //!
 //! A `Block` is a list of residual branches. A `Branch` is `y = x + factor · after(Σ sublayer(before(x)))`: one or several sublayers, with a norm
-//! before (pre-norm), a norm after (post-norm), or both. `Names` has the name of each norm of a block, or `None` if the block lacks the norm. Several
+//! before (pre-norm), a norm after (post-norm), or both. In encoders such as BERT, a norm follows the residual connection instead. `Names` has the name of each norm of a block, or `None` if the block lacks the norm. Several
 //! sublayers of a branch read the same operand: for example, attention and MLP of Command-R read one norm. The operand is cast in the slot of the
 //! first sublayer's linear. Each sublayer adds its output to the sum of the preceding sublayers.
 //!
@@ -30,6 +30,8 @@
 //! Layers may read values of earlier layers beside the residual stream: the keys and values of another attention (`attention/sharing.rs`), and
 //! per-layer embeddings (`layer_embeddings.rs`). These values are in the `SharedValues` of the `Context`, with the gradients by them.
 //!
+//! Encoders have an `EmbeddingTail` after the embedding, and classifiers with an encoder have a `Pooler` before the head.
+//!
 //! `LatentAttention` is another sublayer. Its op `move_columns` assembles projected parts of queries, keys and values into the fused tensor that
 //! attention reads, and splits gradients into these parts. Values are padded to the size of keys. `Attention::new` creates the `AttentionSpec` of
 //! its layer, which `attention`, `KvBlocks` and `paged_attention` take.
@@ -43,6 +45,7 @@ mod cast;
 mod columns;
 mod delta_net;
 mod embedding;
+mod embedding_tail;
 mod exchange;
 mod factor;
 mod gated_embedding;
@@ -56,6 +59,7 @@ mod moe;
 mod names;
 mod norm;
 mod normed;
+mod pooler;
 mod recurrent;
 mod scaled;
 mod stream;
@@ -69,9 +73,10 @@ pub use branch::{Branch, BranchSaved};
 pub use cast::{CastInput, OperandCast, SavedOperand};
 pub use delta_net::{DeltaNetSpec, ProjectionLayout};
 pub use embedding::Embedding;
+pub use embedding_tail::{EmbeddingTail, EmbeddingTailSaved, EmbeddingTailSpec};
 pub use factor::Factor;
 pub use gated_embedding::{GatedEmbedding, GatedEmbeddingSpec};
-pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight, join_vocabulary};
+pub use head::{ChunkLoss, Head, HeadConfig, HeadOutput, HeadWeight, ScoreSpec, join_vocabulary};
 pub use latent_attention::{LatentAttention, LatentSizes, LatentSpec};
 pub use layer_embeddings::{LayerEmbeddings, LayerEmbeddingsSaved, LayerEmbeddingsSpec};
 pub use linear::{Adapter, ColumnScales, Linear, LinearConfig, ReadWeight, SmoothCasts};
@@ -81,9 +86,10 @@ pub use moe::{ChoiceBias, ExpertInput, ExpertsSpec, MixtureOfExperts, RouterLoss
 pub use names::{
     BranchNorms, EXPERT_PARAMETERS, ExpertStacks, LLAMA, Names, Role, SCORE, TensorRole, VALUE, expert_stack,
 };
-pub(crate) use names::{RECURRENT_OUTPUT, within};
+pub(crate) use names::{RECURRENT_OUTPUT, ROBERTA_SCORES, within};
 pub use norm::{Norm, NormConfig, NormSaved};
 pub use normed::NormedSublayer;
+pub use pooler::{Pooler, PoolerSaved, PoolerSpec};
 pub use scaled::ScaledSublayer;
 pub use stream::{Positions, Rotary, Stream};
 pub use sublayer::{BranchOperand, Sublayer, SublayerSaved};

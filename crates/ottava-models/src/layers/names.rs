@@ -35,7 +35,7 @@ pub struct Names {
     pub gate_up_stack: &'static str,
     /// The name of the linear after the activation, in the MLP.
     pub down: &'static str,
-    /// The norm before the head.
+    /// The norm before the head. Empty without this norm.
     pub norm: &'static str,
     /// The head.
     pub head: &'static str,
@@ -52,22 +52,32 @@ pub struct BranchNorms {
     pub before: Option<&'static str>,
     /// The norm of the output, before it is added to the residual stream.
     pub after: Option<&'static str>,
+    /// The norm of the residual stream, after the output is added to it.
+    pub last: Option<&'static str>,
 }
 
 impl BranchNorms {
+    /// The names of a branch without norms.
+    pub const NONE: BranchNorms = BranchNorms { before: None, after: None, last: None };
+
     /// Returns the names of a branch with only a norm of the operand.
     pub const fn before(name: &'static str) -> BranchNorms {
-        BranchNorms { before: Some(name), after: None }
+        BranchNorms { before: Some(name), ..BranchNorms::NONE }
     }
 
     /// Returns the names of a branch with only a norm of the output.
     pub const fn after(name: &'static str) -> BranchNorms {
-        BranchNorms { before: None, after: Some(name) }
+        BranchNorms { after: Some(name), ..BranchNorms::NONE }
     }
 
     /// Returns the names of a branch with both norms.
     pub const fn around(before: &'static str, after: &'static str) -> BranchNorms {
-        BranchNorms { before: Some(before), after: Some(after) }
+        BranchNorms { before: Some(before), after: Some(after), ..BranchNorms::NONE }
+    }
+
+    /// Returns the names of a branch with only a norm of the residual stream.
+    pub const fn last(name: &'static str) -> BranchNorms {
+        BranchNorms { last: Some(name), ..BranchNorms::NONE }
     }
 }
 
@@ -126,7 +136,9 @@ pub struct TensorRole {
 
 /// The name of the output projection of a recurrent sublayer, in all families.
 pub(crate) const RECURRENT_OUTPUT: &str = "out_proj";
-/// The name of the head of a reward model in all families.
+/// The name of the scores of a classifier with RoBERTa.
+pub(crate) const ROBERTA_SCORES: &str = "classifier.out_proj";
+/// The name of the head of a reward model in all families of decoders.
 pub const SCORE: &str = "score";
 /// The name of the weight of a value head in all families. A model folder does not have it.
 pub const VALUE: &str = "value_head.weight";

@@ -2,7 +2,7 @@
 //! block runs, so no second set of gradients is kept.
 
 use super::{Stage, parameters_of};
-use crate::layers::{BlockSaved, NormSaved, OperandCast};
+use crate::layers::{BlockSaved, Head, NormSaved, OperandCast, Pooler, PoolerSaved};
 use crate::prefetch::{backward_blocks, forward_blocks};
 use ottava_common::error::Result;
 use ottava_recipe::context::Context;
@@ -17,7 +17,8 @@ use ottava_tensor::Tensor;
 /// The values that forward of a comparison saves for backward.
 pub struct ComparedSaved {
     blocks: Vec<[BlockSaved; 2]>,
-    norms: Vec<NormSaved>,
+    /// The values that the last norm and the pooler save.
+    heads: Vec<(Option<NormSaved>, Option<PoolerSaved>)>,
     /// The values that layers share in each pass.
     shared: [SharedValues; 2],
 }
@@ -60,15 +61,16 @@ impl Stage {
             context.casts.probe().forget_rows();
             context.casts.probe().compare(block.name(), Quantity::Output, &x[0], &x[1])
         })?;
-        let mut norms = Vec::new();
+        let mut heads = Vec::new();
         if let Some(head) = &self.head {
             for x in &mut x {
-                let (normed, saved) = head.normalise(x, context)?;
-                *x = normed;
-                norms.push(saved);
+                let (normed, norm) = head.normalise(x, context)?;
+                let (pooled, pooler) = self.pool(normed, context, units)?;
+                *x = pooled;
+                heads.push((norm, pooler));
             }
         }
-        Ok((x, ComparedSaved { blocks, norms, shared }))
+        Ok((x, ComparedSaved { blocks, heads, shared }))
     }
 
     /// Runs [`Stage::backward`] in both precisions, and compares the gradients of each block. All gradients are dropped. The gradient of the
@@ -80,14 +82,18 @@ impl Stage {
         context: &mut Context,
         units: &mut dyn Units,
     ) -> Result<[Tensor; 2]> {
-        let ComparedSaved { mut blocks, norms, mut shared } = saved;
+        let ComparedSaved { mut blocks, heads, mut shared } = saved;
         let mut dx = dy;
-        if let Some(head) = &mut self.head {
-            for (dx, saved) in dx.iter_mut().zip(norms) {
-                *dx = head.normalise_backward(dx, saved)?;
-            }
-            head.parameters_mut().into_iter().for_each(|param| param.gradient.clear());
+        for (dx, (norm, pooler)) in dx.iter_mut().zip(heads) {
+            let dy = self.pool_backward(dx.clone(), pooler, context, units)?;
+            *dx = match &mut self.head {
+                Some(head) => head.normalise_backward(&dy, norm)?,
+                None => dy,
+            };
         }
+        let of_head = self.head.iter_mut().flat_map(Head::parameters_mut);
+        let of_pooler = self.pooler.iter_mut().flat_map(Pooler::parameters_mut);
+        of_head.chain(of_pooler).for_each(|param| param.gradient.clear());
         if let Some(weight) = self.head_weight_mut() {
             weight.gradient.clear();
         }

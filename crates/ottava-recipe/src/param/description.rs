@@ -59,9 +59,10 @@ pub struct LayerCosts {
 }
 
 /// Returns twice the average number of keys that a token sees.
-fn keys(window: Option<usize>, seq_len: usize) -> usize {
-    let window = window.unwrap_or(seq_len).min(seq_len);
-    2 * window - window * window / seq_len.max(1)
+fn keys(spec: &AttentionSpec, seq_len: usize) -> usize {
+    let window = spec.window.unwrap_or(seq_len).min(seq_len);
+    let earlier = 2 * window - window * window / seq_len.max(1);
+    if spec.causal { earlier } else { 2 * earlier }
 }
 
 /// Returns the number of multiplications in the products of a token with the states of a layer.
@@ -117,7 +118,7 @@ impl Description {
     }
 
     /// Returns the floating-point operations of forward and backward per token, for sequences of `seq_len`. Each weight of a product counts six
-    /// operations, or four if it is frozen, since it has no gradient. Causal attention counts within its window, and recurrent layers count the products
+    /// operations, or four if it is frozen, since it has no gradient. Attention counts within its mask and window, and recurrent layers count the products
     /// with their states. Recomputation and norms are not counted.
     pub fn flops_per_token(&self, seq_len: usize) -> f64 {
         let sites = self.linears.iter().map(|(site, _)| site).chain(&self.head);
@@ -132,7 +133,7 @@ impl Description {
                 4.0 * products as f64 + 6.0 * adapters as f64 + 2.0 * head as f64
             }
         };
-        let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window, seq_len)).sum();
+        let attention: usize = self.attention.iter().map(|spec| spec.query_width() * keys(spec, seq_len)).sum();
         let states: usize = self.recurrent.iter().map(state_products).sum();
         products + 6.0 * (attention + states) as f64
     }
@@ -140,7 +141,7 @@ impl Description {
     /// Returns the costs of each block and of the head for sequences of `seq_len`, at [`STEP_RATES`]. Recomputed blocks run forward twice.
     pub fn layer_costs(&self, seq_len: usize, recomputes_blocks: bool) -> LayerCosts {
         let seconds = |operations: usize, is_fp8: bool| 6.0 * operations as f64 / STEP_RATES[usize::from(!is_fp8)];
-        let attention = self.attention.iter().map(|spec| spec.query_width() * keys(spec.window, seq_len));
+        let attention = self.attention.iter().map(|spec| spec.query_width() * keys(spec, seq_len));
         let [of_attention, of_states] = self.mixers.each_ref().map(|blocks| blocks.iter().copied());
         let mixers = of_attention.zip(attention).chain(of_states.zip(self.recurrent.iter().map(state_products)));
         let count = self.linears.iter().filter_map(|(site, _)| site.block).map(|(_, count)| count).max();

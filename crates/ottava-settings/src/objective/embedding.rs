@@ -12,6 +12,19 @@ pub enum EmbeddingPooling {
     Mean,
     /// The activations of the last token.
     Last,
+    /// The activations of the first token, for encoders.
+    Cls,
+}
+
+impl EmbeddingPooling {
+    /// Returns the key of sentence-transformers that names the pooling.
+    pub fn mode(self) -> &'static str {
+        match self {
+            EmbeddingPooling::Mean => "pooling_mode_mean_tokens",
+            EmbeddingPooling::Last => "pooling_mode_lasttoken",
+            EmbeddingPooling::Cls => "pooling_mode_cls_token",
+        }
+    }
 }
 
 /// The `[embedding]` table: an embedding model of texts, trained on texts that belong together (InfoNCE, in sentence-transformers
@@ -19,7 +32,8 @@ pub enum EmbeddingPooling {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EmbeddingConfig {
-    /// How the activations after the last norm become the embedding of a text: "mean" or "last". "auto" trains no embedding model.
+    /// How the activations after the last norm become the embedding of a text: "mean", "last", or "cls" (the first token, for encoders). "auto"
+    /// trains no embedding model.
     #[serde(with = "auto")]
     #[schemars(with = "auto::Auto<EmbeddingPooling>")]
     pub pooling: Option<EmbeddingPooling>,

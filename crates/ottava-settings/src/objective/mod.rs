@@ -7,6 +7,7 @@ mod distillation_runs;
 mod effects;
 mod embedding;
 mod embedding_runs;
+mod encoder_runs;
 mod examples;
 mod loss_type;
 mod preference;

@@ -3,7 +3,7 @@
 use crate::{ObjectiveKind, RunConfig};
 use ottava_common::error::{Error, Result};
 use ottava_data::{Formatting, Packing};
-use ottava_models::{ConfigFile, classifier, is_classifier, reward_model};
+use ottava_models::{ConfigFile, classifier, is_classifier, reward_model, without_scores};
 
 impl RunConfig {
     /// Resolves `[preference]` and the packing of preferences by the formattings of the files.
@@ -57,7 +57,7 @@ impl RunConfig {
         match self.objective() {
             ObjectiveKind::Classification => classifier(&file, padding, &self.classification.labels()),
             ObjectiveKind::Reward => reward_model(&file, padding),
-            _ if !is_classifier(&file)? => Ok(file),
+            _ if !is_classifier(&file)? => without_scores(&file),
             _ => Err(file.error(
                 "this is a reward model or a classifier: a reward model is trained on pairs of preferences (`chosen` and `rejected`) by \
                  `preference.loss_type` = \"bradley_terry\" or \"auto\", and a classifier on texts with labels by `classification.problem_type`",

@@ -1,4 +1,4 @@
-//! cuDNN: the forward and backward pass of causal attention in BF16 and F16, built from the backend API.
+//! cuDNN: the forward and backward pass of attention in BF16 and F16, built from the backend API.
 //!
 //! Attention is described as a graph of operations (product, mask, softmax, product), and cuDNN matches this graph to one fused kernel. The
 //! pattern is fixed: a graph with another stride of an intermediate gets no plan. A graph can be planned without a GPU, from the properties of the
@@ -332,6 +332,10 @@ mod tests {
                     planned.push(plan_attention(H200, &shape).expect("a plan"));
                 }
             }
+        }
+        for documents in [0, 6] {
+            let of_encoder = AttentionShape { causal: false, documents, ..AttentionShape::fused([2, 512], 12, 12, 64) };
+            plan_attention(H200, &of_encoder).expect("a plan without a causal mask");
         }
         // For few documents, versions of cuDNN before 9.19 need up to 33 descriptors of 512 bytes less.
         let fits = |(dry, planned): (&[usize; 2], &[usize; 2])| {

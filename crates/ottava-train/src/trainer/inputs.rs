@@ -6,7 +6,7 @@ use ottava_common::error::{Error, Result};
 use ottava_data::{Tokenizer, TrainingData};
 use ottava_models::DecoderConfig;
 use ottava_parallel::Ranks;
-use ottava_settings::{EmbeddingPooling, RunConfig};
+use ottava_settings::RunConfig;
 
 /// The inputs of a run.
 pub(super) struct Inputs {
@@ -62,8 +62,7 @@ impl Inputs {
         template.config = config.model_config(tokenizer.padding_id())?;
         let sizes = config.trained_sizes(&template.config)?;
         if let Some(pooling) = config.embedding.pooling {
-            let is_last = pooling == EmbeddingPooling::Last;
-            template = template.with_pooling(is_last, sizes.stream.channels, config.data.max_length);
+            template = template.with_pooling(pooling.mode(), sizes.stream.channels, config.data.max_length);
         }
         tokenizer.check_fits(sizes.vocabulary)?;
         // A checkpoint of adapters holds no other weights of the model.

@@ -49,6 +49,7 @@ pub fn start(config: &RunConfig) -> Result<Endpoint> {
         vocabulary: sizes.vocabulary,
         channels: sizes.stream.channels,
         pooling: Pooling::Last,
+        is_encoder: false,
         classifier: None,
         max_model_len: config.data.max_length,
         // The head of the model applies the temperature of the run.

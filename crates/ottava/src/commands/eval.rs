@@ -12,7 +12,9 @@ use ottava_common::{Error, Result};
 use ottava_convert::export::Source;
 use ottava_data::examples::LABEL;
 use ottava_data::{Example, ExampleRows, Tokenizer};
-use ottava_models::{ConfigFile, Decoder, Labels, classifier, decoder_config, pad_token, reward_model};
+use ottava_models::{
+    ConfigFile, Decoder, Labels, classifier, decoder_config, language_model_config, pad_token, reward_model,
+};
 use ottava_parallel::Partition;
 use ottava_recipe::RecipeName;
 use ottava_recipe::mode::StepPrecision;
@@ -127,13 +129,17 @@ impl Eval {
         {
             let labels = self.how.labels(&config, count)?;
             let padding = pad_token(&classifier(&config, tokenizer.padding_id(), &labels)?)?;
-            let rows = ExampleRows::new(&tokenizer, seq_len, padding);
+            let rows = ExampleRows::new(&tokenizer, seq_len, padding).for_encoder(model.config().is_encoder());
             return self.run_labels(&mut model, &tokens, &rows, labels, ranks);
         }
         if self.output.is_some() {
             return Err(Error::Config(
                 "--output is for tasks and for texts with labels, which a classifier scores; remove it, or name a task with --task".into(),
             ));
+        }
+        if model.config().is_encoder() && model.config().head.labels.is_none() {
+            // Says that an encoder predicts no tokens.
+            language_model_config(&config)?;
         }
         let tokens = self.text.tokenize(&tokenizer)?;
         if model.config().head.labels.is_some() {

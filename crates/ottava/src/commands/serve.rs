@@ -251,8 +251,9 @@ impl Serve {
                 channels: sizes.stream.channels,
                 pooling: match self.pooling {
                     Some(pooling) => pooling,
-                    None => self.how.find(folder, pooling_of)?.unwrap_or(Pooling::Last),
+                    None => self.how.find(folder, pooling_of)?.unwrap_or(Pooling::default_for(sizes.is_encoder())),
                 },
+                is_encoder: sizes.is_encoder(),
                 classifier,
                 max_model_len,
                 sampling,
@@ -306,12 +307,14 @@ fn pooling_of(folder: &Path) -> Result<Option<Pooling>> {
     }
     let file = ConfigFile::read(&path)?;
     let mode = |key: &str| file.optional(key, false);
-    match (mode("pooling_mode_mean_tokens")?, mode("pooling_mode_lasttoken")?) {
-        (true, false) => Ok(Some(Pooling::Mean)),
-        (false, true) => Ok(Some(Pooling::Last)),
+    let modes = [mode("pooling_mode_mean_tokens")?, mode("pooling_mode_lasttoken")?, mode("pooling_mode_cls_token")?];
+    match modes {
+        [true, false, false] => Ok(Some(Pooling::Mean)),
+        [false, true, false] => Ok(Some(Pooling::Last)),
+        [false, false, true] => Ok(Some(Pooling::Cls)),
         _ => Err(file.error(
-            "neither `pooling_mode_mean_tokens` nor `pooling_mode_lasttoken` alone is true; the poolings mean and last are implemented, and \
-             `--pooling` chooses one",
+            "not exactly one of `pooling_mode_mean_tokens`, `pooling_mode_lasttoken` and `pooling_mode_cls_token` is true; the poolings mean, last and \
+             cls are implemented, and `--pooling` chooses one",
         )),
     }
 }

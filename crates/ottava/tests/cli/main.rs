@@ -7,6 +7,7 @@ mod chat;
 mod classification;
 mod commands;
 mod doctor;
+mod encoders;
 mod endpoint;
 mod exceptions;
 mod expert_ranks;

@@ -63,7 +63,7 @@ pub(super) fn forward(api: &'static Api, shape: &AttentionShape) -> Result<Graph
     let scores = g.pointwise(MUL, scores, Some(scale))?;
     let scores = cap.map_or(Ok(scores), |cap| g.capped(scores, cap).map(|(capped, _)| capped))?;
     let scores = g.within(scores, lengths, negative_infinity)?;
-    let scores = g.causal(scores, negative_infinity)?;
+    let scores = if shape.causal { g.causal(scores, negative_infinity)? } else { scores };
     let scores = window.map_or(Ok(scores), |window| g.in_window(scores, window, negative_infinity))?;
     let largest = g.reduce(MAX, scores, row_dims)?;
     let shifted = g.pointwise(SUB, scores, Some(largest))?;
@@ -113,7 +113,7 @@ pub(super) fn backward(api: &'static Api, shape: &AttentionShape) -> Result<Grap
     let scores = capped.map_or(scores, |(capped, _)| capped);
     let scores = g.within(scores, lengths, negative_infinity)?;
     let shifted = g.pointwise(SUB, scores, Some(lse))?;
-    let masked = g.causal(shifted, negative_infinity)?;
+    let masked = if shape.causal { g.causal(shifted, negative_infinity)? } else { shifted };
     let masked = window.map_or(Ok(masked), |window| g.in_window(masked, window, negative_infinity))?;
     let p = g.pointwise(EXP, masked, None)?;
 

@@ -22,7 +22,9 @@ pub struct AttentionShape {
     pub documents: usize,
     /// The number of elements of a head: a multiple of 8, at most 256.
     pub head_dim: usize,
-    /// The maximum number of keys that a query sees, including its own key. The value is 0 without a window.
+    /// Whether a query sees only keys up to its own position.
+    pub causal: bool,
+    /// The maximum number of keys that a query sees, including its own key. The value is 0 without a window, and for attention that is not causal.
     pub window: usize,
     /// Whether scores are capped.
     pub capped: bool,
@@ -50,6 +52,7 @@ impl AttentionShape {
             seq,
             documents: 0,
             head_dim,
+            causal: true,
             window: 0,
             capped: false,
             q_stride: row,

@@ -36,9 +36,11 @@ __device__ __forceinline__ int end_of_document(const Documents& documents, int b
     int stride, int o_stride, int seq_len, int heads, int group, int dim, float scale, const int *cu_seqlens, int documents, \
         int k_stride, int v_stride, int key_len, int value_dim, int first_query, int causal, int window, float soft_cap
 #define FIRST_KEY max(first_of_document({cu_seqlens, documents}, b, first_query + i, key_len), window ? first_query + i + 1 - window : 0)
-#define END_OF_KEYS \
-    (causal ? min(key_len, first_query + i + 1) : end_of_document({cu_seqlens, documents}, b, first_query + i, key_len))
-#define FIRST_QUERY max(0, (causal ? j : first_of_document({cu_seqlens, documents}, b, j, key_len)) - first_query)
+#define END_OF_KEYS                                                                                                  \
+    (causal ? min(key_len, first_query + i + 1)                                                                      \
+            : min(end_of_document({cu_seqlens, documents}, b, first_query + i, key_len), window ? first_query + i + window : key_len))
+#define FIRST_QUERY                                                                                                       \
+    max(0, (causal ? j : max(first_of_document({cu_seqlens, documents}, b, j, key_len), window ? j + 1 - window : 0)) - first_query)
 #define END_OF_QUERIES                                                                                              \
     min(min(seq_len, cu_seqlens ? end_of_document({cu_seqlens, documents}, b, j, key_len) - first_query : seq_len), \
         window ? j + window - first_query : seq_len)

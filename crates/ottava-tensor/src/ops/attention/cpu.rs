@@ -49,7 +49,11 @@ impl AttentionSpec {
     /// Returns the keys that the query at `position` sees. `keys` are the keys of its document. The range may be empty.
     pub(in crate::ops) fn visible(&self, position: usize, keys: Range<usize>) -> Range<usize> {
         let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window)).max(keys.start);
-        let end = if self.causal { keys.end.min(position + 1) } else { keys.end };
+        let end = match self.window {
+            _ if self.causal => keys.end.min(position + 1),
+            Some(window) => keys.end.min(position.saturating_add(window)),
+            None => keys.end,
+        };
         start.min(end)..end
     }
 

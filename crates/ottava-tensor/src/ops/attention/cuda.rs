@@ -58,6 +58,7 @@ fn shape(input: &AttentionInput, spec: &AttentionSpec) -> AttentionShape {
         seq: input.query_len(),
         documents: input.cu_seqlens.map_or(0, |at| at.len() - 1),
         head_dim: spec.head_dim,
+        causal: spec.causal,
         window: spec.window.filter(|&window| window < input.query_len()).unwrap_or(0),
         capped: spec.soft_cap.is_some(),
         q_stride: input.q.stride(),

@@ -7,7 +7,7 @@ use std::fmt;
 /// over a cache.
 ///
 /// Positions are counted within a sequence. The query at position `i` sees the keys `j` of its own document with `j ≤ i` if `causal`, and
-/// `j > i − window` if there is a window. Each pair has the score `s = scale · q·k`, or `s = soft_cap · tanh(scale · q·k / soft_cap)`.
+/// `j > i − window` if there is a window. Without `causal`, a window also bounds later keys: `j < i + window`. Each pair has the score `s = scale · q·k`, or `s = soft_cap · tanh(scale · q·k / soft_cap)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// The number `H` of query heads.
@@ -21,6 +21,7 @@ pub struct AttentionSpec {
     /// Whether a query sees only keys up to its own position.
     pub causal: bool,
     /// The maximum number of keys that a query sees, counted back from its own position and including it, like `sliding_window` of Hugging Face.
+    /// Attention that is not causal has as many keys in the other direction.
     pub window: Option<usize>,
     /// The upper bound of the absolute values of scores.
     pub soft_cap: Option<f64>,
@@ -111,7 +112,8 @@ impl fmt::Display for AttentionSpec {
         }
         f.write_str(if self.causal { ", causal" } else { ", both directions" })?;
         if let Some(window) = self.window {
-            write!(f, ", a window of {window} tokens")?;
+            let sides = if self.causal { "" } else { " to each side" };
+            write!(f, ", a window of {window} tokens{sides}")?;
         }
         if let Some(cap) = self.soft_cap {
             write!(f, ", scores capped at {cap}")?;

@@ -18,6 +18,10 @@ impl Fused {
         Fused { batch, seq_len, spec: AttentionSpec::causal(heads, kv_heads, head_dim) }
     }
 
+    fn to_both_sides(self) -> Fused {
+        Fused { spec: AttentionSpec { causal: false, ..self.spec }, ..self }
+    }
+
     fn with_deterministic(self, deterministic: bool) -> Fused {
         Fused { spec: AttentionSpec { deterministic, ..self.spec }, ..self }
     }
@@ -56,6 +60,8 @@ fn attention_agrees_across_devices() {
         Fused::new(1, 37, 3, 1, 6),
         // These scores need more shared memory than kernels have by default.
         Fused::new(1, 7000, 1, 1, 8),
+        Fused::new(1, 200, 2, 2, 128).to_both_sides(),
+        Fused::new(3, 77, 4, 2, 64).to_both_sides(),
     ] {
         for (dtype, deterministic) in
             [(DType::F32, false), (DType::BF16, false), (DType::BF16, true), (DType::F16, false), (DType::F16, true)]
@@ -137,19 +143,22 @@ fn deterministic_gradients_are_bit_identical() {
 /// Compares documents of several lengths, up to a whole row, with and without shared keys.
 #[test]
 fn packed_documents_agree_across_devices() {
-    for (heads, kv_heads, head_dim, window, soft_cap) in [
-        (4, 4, 128, None, None),
-        (4, 2, 64, None, None),
-        (6, 1, 128, None, None),
-        (4, 2, 128, Some(40), None),
-        (4, 4, 64, None, Some(2.0)),
-        (4, 2, 128, Some(70), Some(2.0)),
-        // The plain kernels compute this case.
-        (4, 2, 256, Some(70), Some(2.0)),
+    for (causal, heads, kv_heads, head_dim, window, soft_cap) in [
+        (true, 4, 4, 128, None, None),
+        (true, 4, 2, 64, None, None),
+        (true, 6, 1, 128, None, None),
+        (true, 4, 2, 128, Some(40), None),
+        (true, 4, 4, 64, None, Some(2.0)),
+        (true, 4, 2, 128, Some(70), Some(2.0)),
+        (false, 4, 4, 64, None, None),
+        (false, 4, 2, 128, None, None),
+        // The plain kernels compute these cases.
+        (false, 4, 4, 64, Some(65), None),
+        (true, 4, 2, 256, Some(70), Some(2.0)),
     ] {
         let (seq_len, lengths) = (300, [300, 1, 128, 70, 101, 2, 298]);
         let mut l = Fused::new(3, seq_len, heads, kv_heads, head_dim);
-        (l.spec.window, l.spec.soft_cap) = (window, soft_cap);
+        (l.spec.causal, l.spec.window, l.spec.soft_cap) = (causal, window, soft_cap);
         let mut at = vec![0];
         at.extend(lengths.iter().scan(0, |end, length| {
             *end += length;

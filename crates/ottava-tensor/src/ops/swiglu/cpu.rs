@@ -15,7 +15,7 @@ pub(super) fn activation(how: Activation, x: &Tensor, y: &mut Tensor) {
             match how {
                 Activation::SwiGlu => swiglu(gate, up, y),
                 Activation::ClampedSwiGlu => clamped_swiglu(gate, up, y),
-                Activation::GeGlu(_) | Activation::Gelu(_) | Activation::Relu2 => {
+                Activation::GeGlu(_) | Activation::Gelu(_) | Activation::Relu2 | Activation::Tanh => {
                     for (i, y) in y.iter_mut().enumerate() {
                         let value = value_and_slope::<R>(how, gate[i].load()).0;
                         *y = S::store(up.get(i).map_or(value, |up| value * up.load()));
@@ -108,7 +108,7 @@ pub(super) fn activation_backward(how: Activation, dy: &Tensor, x: &Tensor, dx: 
             match how {
                 Activation::SwiGlu => swiglu_backward(gate, up, dy, dgate, dup),
                 Activation::ClampedSwiGlu => clamped_swiglu_backward(gate, up, dy, dgate, dup),
-                Activation::GeGlu(_) | Activation::Gelu(_) | Activation::Relu2 => {
+                Activation::GeGlu(_) | Activation::Gelu(_) | Activation::Relu2 | Activation::Tanh => {
                     for i in 0..hidden {
                         let dy = dy[i].load();
                         let through = up.get(i).map_or(dy, |up| dy * up.load());
@@ -168,6 +168,10 @@ fn value_and_slope<R: Real>(how: Activation, x: R) -> (R, R) {
             // A comparison keeps NaN.
             let positive = if x < R::default() { R::default() } else { x };
             (positive * positive, positive + positive)
+        }
+        Activation::Tanh => {
+            let y = x.tanh();
+            (y, R::of(1.0) - y * y)
         }
     }
 }

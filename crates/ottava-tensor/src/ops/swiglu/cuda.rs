@@ -18,6 +18,7 @@ kernels! {
         (Activation::Gelu(Gelu::Exact)) => [GELU_EXACT, UNGATED],
         (Activation::Gelu(Gelu::Tanh)) => [GELU_TANH, UNGATED],
         (Activation::Relu2) => [RELU2, UNGATED],
+        (Activation::Tanh) => [TANH, UNGATED],
         (Activation::ClampedSwiGlu) => [CLAMPED],
     };
     table fp8(Activation) = {
@@ -28,6 +29,7 @@ kernels! {
         (Activation::Gelu(Gelu::Exact)) => [GELU_EXACT, UNGATED],
         (Activation::Gelu(Gelu::Tanh)) => [GELU_TANH, UNGATED],
         (Activation::Relu2) => [RELU2, UNGATED],
+        (Activation::Tanh) => [TANH, UNGATED],
         (Activation::ClampedSwiGlu) => [CLAMPED],
     };
     kernel swiglu(y: *mut X, x: *const X, end: *const i32, hidden: i32);

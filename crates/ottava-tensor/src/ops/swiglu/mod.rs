@@ -29,6 +29,8 @@ pub enum Activation {
     Gelu(Gelu),
     /// The squared ReLU without a gate: `max(x, 0)²`. So et al. 2021, arXiv:2109.08668.
     Relu2,
+    /// The hyperbolic tangent without a gate: `tanh(x)`.
+    Tanh,
 }
 
 /// The form of `gelu(x) = x · Φ(x)`, with the normal distribution `Φ`.
@@ -50,7 +52,7 @@ impl Activation {
     pub const fn inputs(self) -> usize {
         match self {
             Activation::SwiGlu | Activation::ClampedSwiGlu | Activation::GeGlu(_) => 2,
-            Activation::Gelu(_) | Activation::Relu2 => 1,
+            Activation::Gelu(_) | Activation::Relu2 | Activation::Tanh => 1,
         }
     }
 

@@ -1,5 +1,5 @@
 // A row of x `[T, 2F]` has F elements of gate, then F of up. With UNGATED, a row of x `[T, F]` has only gates. Aligned rows are processed in eights.
-// The function of the gate is SiLU, GELU with GELU_TANH or GELU_EXACT, or the squared ReLU with RELU2. CLAMPED is the SwiGLU with bounds.
+// The function of the gate is SiLU, GELU with GELU_TANH or GELU_EXACT, the squared ReLU with RELU2, or the hyperbolic tangent with TANH. CLAMPED is the SwiGLU with bounds.
 #ifdef UNGATED
 #define GATED 0
 #else
@@ -8,7 +8,7 @@
 #define HALVES (1 + GATED)
 
 struct Gradient { float gate, up; };
-#if defined(GELU_TANH) || defined(GELU_EXACT) || defined(RELU2)
+#if defined(GELU_TANH) || defined(GELU_EXACT) || defined(RELU2) || defined(TANH)
 // The function of the gate and its derivative, as in cpu.rs.
 struct Gate { float value, slope; };
 __device__ __forceinline__ Gate gate_of(float x) {
@@ -19,6 +19,9 @@ __device__ __forceinline__ Gate gate_of(float x) {
     // A comparison keeps NaN.
     const float positive = x < 0.0f ? 0.0f : x;
     return {positive * positive, 2.0f * positive};
+#elif defined(TANH)
+    const float y = tanhf(x);
+    return {y, 1.0f - y * y};
 #else
     const float cdf = 0.5f * (1.0f + erff(x * 0.70710678f));
     return {x * cdf, cdf + x * (0.39894228f * expf(-0.5f * x * x))};

@@ -1,4 +1,4 @@
-use super::Activation::{self, ClampedSwiGlu, GeGlu, Gelu, Relu2, SwiGlu};
+use super::Activation::{self, ClampedSwiGlu, GeGlu, Gelu, Relu2, SwiGlu, Tanh};
 use super::{activation, activation_backward, activation_backward_to, activation_dots, activation_to};
 use crate::cuda::GpuModel;
 use crate::ops::destination::tests::{all, destinations, destinations_on, hostile};
@@ -13,13 +13,14 @@ use crate::{DType, Device, Granularity, Tensor};
 const ROUNDING: f64 = 1e-12;
 
 /// All activations except SwiGLU.
-const OTHERS: [Activation; 6] = [
+const OTHERS: [Activation; 7] = [
     Gelu(super::Gelu::Exact),
     Gelu(super::Gelu::Tanh),
     GeGlu(super::Gelu::Exact),
     GeGlu(super::Gelu::Tanh),
     ClampedSwiGlu,
     Relu2,
+    Tanh,
 ];
 
 #[test]

@@ -9,7 +9,7 @@ use crate::step::TrainStep;
 use ottava_common::error::{Error, Result};
 use ottava_data::examples::LABEL;
 use ottava_data::{DataState, Example, ExampleLoader, ExampleRows, Tokenizer};
-use ottava_models::{Decoder, pad_token};
+use ottava_models::{Decoder, is_encoder, pad_token};
 use ottava_recipe::mode::StepPrecision;
 use serde_json::{Map, Value};
 
@@ -42,7 +42,8 @@ impl LabeledRows {
             );
         }
         let tokenizer = Tokenizer::load(config.tokenizer_path())?;
-        let rows = ExampleRows::new(&tokenizer, config.data.max_length, pad_token(opening.model)?);
+        let rows = ExampleRows::new(&tokenizer, config.data.max_length, pad_token(opening.model)?)
+            .for_encoder(is_encoder(opening.model)?);
         let validation = (0..loader.validation_len()).map(|i| loader.validation(i)).collect::<Result<_>>()?;
         let per_batch = config.training.per_device_train_batch_size;
         let per_evaluated = config.evaluation_batch();

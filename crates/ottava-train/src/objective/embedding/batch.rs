@@ -7,7 +7,6 @@ use ottava_recipe::context::Sequences;
 use ottava_recipe::layer_ranks::ShardPlace;
 use ottava_settings::EmbeddingPooling;
 use ottava_tensor::Device;
-use ottava_tensor::ops::IGNORE_INDEX;
 
 /// Returns the rows of `examples`: all anchors, then all positive texts, and so on. If there are fewer than `per_batch`, the first example is repeated.
 pub(super) fn batch_of(examples: &[&Example], per_batch: usize, how: &Contrast, rows: &ExampleRows) -> Batch {
@@ -26,8 +25,9 @@ pub fn weights_of(batch: &Batch, pooling: EmbeddingPooling, place: ShardPlace) -
         let length = seq_len - batch.padding[row];
         match pooling {
             EmbeddingPooling::Mean if at < length => 1.0 / length as f64,
-            EmbeddingPooling::Last if batch.targets[token] != IGNORE_INDEX => 1.0,
-            EmbeddingPooling::Mean | EmbeddingPooling::Last => 0.0,
+            EmbeddingPooling::Last if at + 1 == length => 1.0,
+            EmbeddingPooling::Cls if at == 0 && length > 0 => 1.0,
+            EmbeddingPooling::Mean | EmbeddingPooling::Last | EmbeddingPooling::Cls => 0.0,
         }
     };
     let numbers: Vec<i32> = (0..(rows * seq_len) as i32).collect();

@@ -8,7 +8,7 @@ use crate::step::TrainStep;
 use ottava_common::error::Result;
 use ottava_data::examples::LENGTHS;
 use ottava_data::{Batch, DataState, Example, ExampleLoader, ExampleRows, Tokenizer};
-use ottava_models::Decoder;
+use ottava_models::{Decoder, is_encoder};
 use ottava_recipe::mode::StepPrecision;
 use ottava_tensor::comm::Axis;
 use serde_json::Value;
@@ -51,7 +51,7 @@ impl RelatedRows {
         }
         let tokenizer = Tokenizer::load(config.tokenizer_path())?;
         // The last token counts, whatever it is.
-        let rows = ExampleRows::new(&tokenizer, config.data.max_length, None);
+        let rows = ExampleRows::new(&tokenizer, config.data.max_length, None).for_encoder(is_encoder(opening.model)?);
         let validation = (0..loader.validation_len()).map(|i| loader.validation(i)).collect::<Result<_>>()?;
         Ok(RelatedRows { how, loader, rows, per_batch: config.training.per_device_train_batch_size, validation })
     }

@@ -36,7 +36,7 @@ fn expected(model: &mut Decoder) -> Vec<Vec<f32>> {
         let rows = values.chunks_exact(values.len() / text.len());
         let pooled = match pooling {
             Pooling::Last => rows.last().unwrap().iter().map(|x| f64::from(*x)).collect(),
-            Pooling::Scores => unreachable!("the model is no classifier"),
+            Pooling::Scores | Pooling::Cls => unreachable!("the model is no classifier and no encoder"),
             Pooling::Mean => rows.fold(vec![0.0; values.len() / text.len()], |sum: Vec<f64>, row| {
                 sum.iter().zip(row).map(|(sum, x)| sum + f64::from(*x)).collect()
             }),

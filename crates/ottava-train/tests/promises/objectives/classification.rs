@@ -40,7 +40,7 @@ fn recorded(case: &'static str) -> Recorded {
 }
 
 fn example_rows(seq_len: usize) -> ExampleRows {
-    ExampleRows { seq_len, after: Vec::new(), end: 0, padding: Some(0) }
+    ExampleRows { seq_len, after: Vec::new(), end: 0, padding: Some(0), of_encoder: false }
 }
 
 /// Returns the recorded texts and the labels of a step.

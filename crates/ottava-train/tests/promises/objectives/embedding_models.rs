@@ -41,7 +41,7 @@ fn contrast(pooling: EmbeddingPooling, texts: usize, scale: f64, seq_len: usize)
 }
 
 fn rows_of(texts: &[Vec<u32>], seq_len: usize) -> Batch {
-    ExampleRows { seq_len, after: Vec::new(), end: 0, padding: None }.batch(texts, texts.len())
+    ExampleRows { seq_len, after: Vec::new(), end: 0, padding: None, of_encoder: false }.batch(texts, texts.len())
 }
 
 /// Returns the recorded rows of a step: all anchors, then all positive texts, and so on.

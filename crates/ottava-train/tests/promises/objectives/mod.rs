@@ -5,6 +5,7 @@ pub mod classification;
 pub mod distillation;
 pub mod divided_draws;
 pub mod embedding_models;
+mod encoders;
 pub mod label_smoothing;
 pub mod log_probabilities;
 pub mod policy;

@@ -146,6 +146,7 @@ fn mlp_with_gelu_backward_is_the_gradient() {
     for (activation, names) in [
         (Activation::Gelu(Gelu::Exact), &UNGATED),
         (Activation::Gelu(Gelu::Tanh), &UNGATED),
+        (Activation::Tanh, &UNGATED),
         (Activation::GeGlu(Gelu::Exact), &LLAMA),
         (Activation::GeGlu(Gelu::Tanh), &LLAMA),
     ] {

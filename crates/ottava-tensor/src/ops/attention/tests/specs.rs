@@ -69,7 +69,7 @@ impl Case {
         let document =
             |key: usize| self.documents.iter().filter(|&&start| start as usize <= b * self.keys + key).count();
         (!self.spec.causal || j <= position)
-            && self.spec.window.is_none_or(|window| j + window > position)
+            && self.spec.window.is_none_or(|window| j + window > position && j < position + window)
             && (self.documents.is_empty() || document(j) == document(position))
     }
 }
@@ -88,6 +88,9 @@ fn cases() -> Vec<Case> {
         Case::new(2, 4, 3, 3).with(|spec| spec.window = Some(3)),
         documents,
         documents.with(|spec| spec.causal = false),
+        Case::new(2, 6, 6, 0).with(|spec| (spec.causal, spec.window) = (false, Some(2))),
+        Case::new(1, 4, 9, 3).with(|spec| (spec.causal, spec.window) = (false, Some(3))),
+        documents.with(|spec| (spec.causal, spec.window) = (false, Some(2))),
         documents.with(|spec| spec.window = Some(2)),
         Case { queries: 3, first_query: 2, ..documents }.with(|spec| spec.soft_cap = Some(0.5)),
     ]
@@ -216,6 +219,11 @@ fn every_spec_agrees_across_devices() {
         large(Case::new(2, 300, 300, 0), true).with(|spec| (spec.window, spec.soft_cap) = (Some(70), Some(3.0))),
         large(Case::new(1, 40, 310, 270), true),
         large(documents, false).with(|spec| spec.window = Some(33)),
+        // The attention of encoders, over padded rows and with windows to both sides.
+        Case { documents: &[0, 130, 257, 257], ..Case::new(1, 257, 257, 0) }
+            .with(|spec| *spec = AttentionSpec { causal: false, ..AttentionSpec::causal(2, 2, 64) }),
+        Case::new(2, 257, 257, 0)
+            .with(|spec| *spec = AttentionSpec { causal: false, window: Some(65), ..AttentionSpec::causal(2, 2, 64) }),
         // The attention of a Gemma model and of a Mistral model.
         Case::new(1, 257, 257, 0)
             .with(|spec| *spec = AttentionSpec { soft_cap: Some(50.0), ..AttentionSpec::causal(2, 1, 256) }),
