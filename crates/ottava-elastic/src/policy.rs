@@ -27,7 +27,7 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Returns the number of `hosts` that the first hub of a job needs: half of them. Then too few others are left for a later hub, so the parts of a
+    /// Returns the number of `hosts` that the first hub of a job needs: half of them, rounded up. Then too few others are left for a later hub, so the parts of a
     /// divided network do not both train.
     pub const fn quorum_of_first_hub(hosts: u32) -> u32 {
         hosts.div_ceil(2)

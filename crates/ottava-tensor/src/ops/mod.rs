@@ -36,6 +36,7 @@ mod descend;
 mod destination;
 mod dispatch;
 mod divergence;
+mod document_attention;
 mod dropout;
 mod ema;
 mod embedding;
@@ -94,7 +95,7 @@ pub use add::add;
 pub use argmax::argmax;
 pub use attention::{
     AttentionBackend, AttentionCase, AttentionGradient, AttentionInput, AttentionSpec, ChosenBackend, HeadView,
-    KeySource, attention, attention_backward, attention_with_sinks,
+    KeySource,
 };
 pub use attention_sink::{attention_sink, attention_sink_backward};
 pub use bias::{add_bias, add_grouped_bias, bias_gradient, grouped_bias_dots, grouped_bias_gradient};
@@ -115,6 +116,7 @@ pub use dequantize::dequantize;
 pub use descend::{DescendParameter, descend, descend_amax};
 pub use destination::{CastScale, CastStatistics, CodeCopies, CurrentScaling, Fp8Output, Output, Produced};
 pub use divergence::{Divergence, TopLogProbs, divergence_gradient, divergence_gradient_of_top};
+pub use document_attention::{attention, attention_backward, attention_with_sinks};
 pub use dropout::{DrawnColumns, TokenDraws, add_noise, dropout};
 pub use ema::ema;
 pub use embedding::{embedding, embedding_gradient, embedding_of_part, embedding_of_part_gradient};

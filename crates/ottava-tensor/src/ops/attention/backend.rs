@@ -2,7 +2,6 @@
 
 use super::ordered::Variant;
 use super::{AttentionInput, AttentionSpec};
-use crate::ops::paged_attention::documents;
 use crate::{Capability, DType, Device, Error, Feature, Result};
 
 /// An implementation of attention.
@@ -282,7 +281,7 @@ impl AttentionBackend {
         let Device::Cuda(gpu) = device else { return None };
         match Variant::of(case) {
             Some(_) if Variant::runs_on(gpu) && case.spec.kv_dtype.is_none() => None,
-            _ => documents::refusal(case, case.spec.kv_dtype.unwrap_or(case.dtype), device),
+            _ => cache_refusal(case, case.spec.kv_dtype.unwrap_or(case.dtype), device),
         }
     }
 
@@ -300,4 +299,26 @@ impl AttentionBackend {
         }
         Err(Error::Value(format!("attention: no backend on {device} serves this model: {}", because.join("; "))))
     }
+}
+
+/// Returns why the attention of documents over a cache in `dtype` does not support a case, as a clause. A CPU supports all self-attention.
+pub(in crate::ops) fn cache_refusal(case: &AttentionCase, dtype: DType, device: &Device) -> Option<String> {
+    let AttentionSpec { head_dim, value_dim, causal, .. } = *case.spec;
+    let is_gpu = matches!(device, Device::Cuda(_));
+    let has_halves = matches!(case.dtype, DType::F16 | DType::BF16) && (dtype == case.dtype || dtype == DType::E4M3);
+    if !causal || case.keys != KeySource::Fused {
+        return Some("attention in the order of a cache is causal, with keys and values of its own layer".into());
+    }
+    if value_dim != head_dim || is_gpu && (!head_dim.is_multiple_of(16) || head_dim > 256) {
+        return Some(format!(
+            "attention in the order of a cache has heads of a multiple of 16 up to 256, with values of the same size, not {}",
+            case.spec
+        ));
+    }
+    (is_gpu && !has_halves).then(|| {
+        format!(
+            "attention in the order of a cache is in float16 or bfloat16 on a GPU, not in {} over {dtype}",
+            case.dtype
+        )
+    })
 }

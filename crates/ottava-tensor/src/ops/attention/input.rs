@@ -106,7 +106,7 @@ impl<'a> AttentionInput<'a> {
     }
 
     /// Checks types, sizes, devices and documents.
-    pub(super) fn check(&self, what: &str, spec: &AttentionSpec) -> Result<()> {
+    pub(in crate::ops) fn check(&self, what: &str, spec: &AttentionSpec) -> Result<()> {
         spec.check(what)?;
         expect_compute(what, self.q.matrix)?;
         let widths = [spec.query_width(), spec.key_width(), spec.value_width()];

@@ -10,7 +10,7 @@
 //!
 //! While results must not depend on the batch (`CudaDevice::with_batch_invariance`), forward uses `ordered.cu` where it supports the case. It has the order
 //! of sums of paged attention (`attention_order.cuh`), so the attention of a whole document has the bits that its tokens get one by one over a cache. In other
-//! cases, and if the spec names a type for keys and values, forward stores keys and values in a temporary cache (`paged_attention/documents.rs`).
+//! cases, and if the spec names a type for keys and values, `ops/document_attention.rs` computes attention over a temporary cache.
 //!
 //! The plain kernels are compiled in two forms: for causal attention of a fused projection, and with the define `GENERAL` for every spec. The paged
 //! kernels support a window and a soft cap with the define `BOUNDED`.
@@ -29,45 +29,22 @@ pub use input::{AttentionGradient, AttentionInput, HeadView};
 pub use spec::AttentionSpec;
 
 use self::ordered::Variant;
-use super::paged_attention::documents;
 use super::{attention_sink, real_type};
 use crate::ops::dispatch::dispatch;
-use crate::{DType, Device, Result, Tensor};
+use crate::{Device, Result, Tensor};
 
+pub(in crate::ops) use backend::cache_refusal;
 pub(in crate::ops) use cpu::softmax;
 
-/// Returns `o = softmax(s)·v` for each head, `[B·S, H·D_v]`, with the scores `s` of `spec`, and `lse` in F32 (F64 for F64).
-///
-/// `lse = ln Σ exp(s)`, over the keys that a query sees, is the natural logarithm for scaled and capped scores. Its shape is `[B, H, S]`. For
-/// documents in BF16 or F16 on a GPU, it is `[B·S, H]`, as cuDNN writes it. If a query sees no key, `o = 0` and `lse = −∞`. Results over parts of the
-/// keys
-/// can be merged: `lse = ln Σ exp(lseᵢ)` and `o = Σ exp(lseᵢ − lse)·oᵢ`.
-///
-/// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`]). Gemma
-/// Team 2024, arXiv:2408.00118 (soft cap); Beltagy et al. 2020, arXiv:2004.05150 (window).
-pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor, Tensor)> {
-    attention_with_sinks(input, spec, None)
-}
-
-/// Returns the results of [`attention`], to whose softmax `sinks` are added as by [`attention_sink`](super::attention_sink()).
-///
-/// Has the errors of both.
-pub fn attention_with_sinks(
+/// Computes attention as [`attention_with_sinks`](super::attention_with_sinks()) for keys and values that are read where they are.
+pub(in crate::ops) fn forward(
     input: AttentionInput,
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
     input.check("attention", spec)?;
-    let (device, dtype) = (input.q.matrix.device(), input.q.matrix.dtype());
-    let case = AttentionCase::of_input(&input, spec);
-    let backend = AttentionBackend::choose(device, &case)?.backend;
-    let mut o = Tensor::empty(device, &[input.q.matrix.shape()[0], spec.output_width()], dtype)?;
-    let mut lse = Tensor::empty(device, &lse_shape(&input, spec, backend), real_type(dtype))?;
-    if let Some(dtype) = cache_dtype(device, &case) {
-        let length = if has_rows_of_tokens(&input, backend) { 0 } else { input.query_len() };
-        documents::attention_of_documents(&input, spec, dtype, sinks, [&mut o, &mut lse], length)?;
-        return Ok((o, lse));
-    }
+    let (device, case) = (input.q.matrix.device(), AttentionCase::of_input(&input, spec));
+    let Outputs { backend, mut o, mut lse, .. } = outputs(&input, spec)?;
     if let Some((gpu, variant)) = Variant::in_use(device, &case) {
         ordered::ordered_attention(gpu, variant, backend, input, spec, sinks, [&mut o, &mut lse])?;
         return Ok((o, lse));
@@ -83,11 +60,8 @@ pub fn attention_with_sinks(
     Ok((o, lse))
 }
 
-/// Returns the gradients of [`attention`] by queries, keys and values, from `d_o` and the results of forward.
-///
-/// If `o` and `lse` were merged over several parts of the keys, the gradients by the keys and values of a part are final, and the gradients by
-/// queries must be summed over the parts. Has the errors of [`attention`], and also errors if the views of a tensor do not cover all its columns.
-pub fn attention_backward(
+/// Returns the gradients of [`forward`].
+pub(in crate::ops) fn backward(
     d_o: &Tensor,
     input: AttentionInput,
     o: &Tensor,
@@ -95,12 +69,6 @@ pub fn attention_backward(
     spec: &AttentionSpec,
 ) -> Result<AttentionGradient> {
     input.check("attention_backward", spec)?;
-    // The rounding of keys and values has the gradient of the identity.
-    let stored = documents::as_stored(&input, spec)?;
-    let input = match &stored {
-        Some(qkv) => AttentionInput::fused(qkv, spec, input.batch, input.cu_seqlens),
-        None => input,
-    };
     input.check_coverage("attention_backward", spec)?;
     let (device, dtype) = (input.q.matrix.device(), input.q.matrix.dtype());
     let backend = AttentionBackend::choose(device, &AttentionCase::of_input(&input, spec))?.backend;
@@ -119,11 +87,28 @@ pub fn attention_backward(
     Ok(gradient)
 }
 
-/// Returns the type of the temporary cache whose keys and values forward reads; `None` if forward reads them where they are.
-fn cache_dtype(device: &Device, case: &AttentionCase) -> Option<DType> {
-    let needs_order = device.is_batch_invariant() && Variant::in_use(device, case).is_none();
-    let is_possible = || documents::refusal(case, case.dtype, device).is_none();
-    case.spec.kv_dtype.or_else(|| (needs_order && is_possible()).then_some(case.dtype))
+/// The tensors that forward writes, and the backend of backward, whose layout `lse` has.
+pub(in crate::ops) struct Outputs {
+    pub backend: AttentionBackend,
+    pub o: Tensor,
+    pub lse: Tensor,
+    /// 0 if `lse` has a row for each token, and otherwise the number of tokens of a sequence.
+    pub length: usize,
+}
+
+/// Allocates the outputs of a call.
+pub(in crate::ops) fn outputs(input: &AttentionInput, spec: &AttentionSpec) -> Result<Outputs> {
+    let (device, dtype) = (input.q.matrix.device(), input.q.matrix.dtype());
+    let backend = AttentionBackend::choose(device, &AttentionCase::of_input(input, spec))?.backend;
+    let o = Tensor::empty(device, &[input.q.matrix.shape()[0], spec.output_width()], dtype)?;
+    let lse = Tensor::empty(device, &lse_shape(input, spec, backend), real_type(dtype))?;
+    let length = if has_rows_of_tokens(input, backend) { 0 } else { input.query_len() };
+    Ok(Outputs { backend, o, lse, length })
+}
+
+/// Returns whether forward of a case on `device` runs a kernel for whole documents in the order of sums of paged attention.
+pub(in crate::ops) fn is_ordered(device: &Device, case: &AttentionCase) -> bool {
+    Variant::in_use(device, case).is_some()
 }
 
 fn lse_shape(input: &AttentionInput, spec: &AttentionSpec, backend: AttentionBackend) -> Vec<usize> {

@@ -2,6 +2,7 @@ mod backends;
 mod specs;
 
 use super::*;
+use crate::ops::{attention, attention_backward};
 use crate::testing::{Tolerance, assert_close, gpu, normals, parity, values};
 use crate::{DType, Device};
 

@@ -2,35 +2,14 @@
 //! attention read them there. These kernels are slower than kernels for whole documents, but support more types and sizes.
 
 use super::{KvBlocks, PagedBatch, append_kv, cpu, cuda};
+use crate::ops::attention::cache_refusal;
 use crate::ops::attention_sink;
 use crate::ops::dispatch::dispatch;
-use crate::ops::{AttentionCase, AttentionInput, AttentionSpec, KeySource};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::ops::{AttentionCase, AttentionInput, AttentionSpec};
+use crate::{DType, Error, Result, Tensor};
 
 /// The number of tokens of a block of the temporary cache.
 const BLOCK_SIZE: usize = 32;
-
-/// Returns why the attention of documents over a cache in `dtype` does not support a case, as a clause. A CPU supports all self-attention.
-pub(in crate::ops) fn refusal(case: &AttentionCase, dtype: DType, device: &Device) -> Option<String> {
-    let AttentionSpec { head_dim, value_dim, causal, .. } = *case.spec;
-    let is_gpu = matches!(device, Device::Cuda(_));
-    let has_halves = matches!(case.dtype, DType::F16 | DType::BF16) && (dtype == case.dtype || dtype == DType::E4M3);
-    if !causal || case.keys != KeySource::Fused {
-        return Some("attention in the order of a cache is causal, with keys and values of its own layer".into());
-    }
-    if value_dim != head_dim || is_gpu && (!head_dim.is_multiple_of(16) || head_dim > 256) {
-        return Some(format!(
-            "attention in the order of a cache has heads of a multiple of 16 up to 256, with values of the same size, not {}",
-            case.spec
-        ));
-    }
-    (is_gpu && !has_halves).then(|| {
-        format!(
-            "attention in the order of a cache is in float16 or bfloat16 on a GPU, not in {} over {dtype}",
-            case.dtype
-        )
-    })
-}
 
 /// The documents of a batch as sequences, all of whose tokens are new.
 struct Documents {
@@ -90,7 +69,7 @@ fn documents_of(input: &AttentionInput) -> usize {
 fn store(input: &AttentionInput, spec: &AttentionSpec, dtype: DType) -> Result<(Tensor, KvBlocks, Documents)> {
     let matrix = input.q.matrix;
     let case = AttentionCase::of_input(input, spec);
-    if let Some(reason) = refusal(&case, dtype, matrix.device()) {
+    if let Some(reason) = cache_refusal(&case, dtype, matrix.device()) {
         return Err(Error::Value(format!("attention: {reason}")));
     }
     let blocks = matrix.shape()[0] / BLOCK_SIZE + documents_of(input);
