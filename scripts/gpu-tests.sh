@@ -26,7 +26,7 @@ gpu_promises=(
     folders::folder_codes folders::loading
     inference::adapters inference::ahead inference::embeddings inference::engine inference::invariant inference::packed inference::scoring
     models::experts models::families models::family_referee models::referee
-    objectives::log_probabilities objectives::weights_of_draws
+    objectives::encoders objectives::log_probabilities objectives::weights_of_draws
     peft::experts
     peft::lora
     precision::calibrate precision::cast_log precision::casts precision::convergence precision::fp16 precision::golden
