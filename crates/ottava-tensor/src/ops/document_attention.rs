@@ -15,7 +15,7 @@ use crate::{DType, Device, Result, Tensor};
 /// keys
 /// can be merged: `lse = ln Σ exp(lseᵢ)` and `o = Σ exp(lseᵢ − lse)·oᵢ`.
 ///
-/// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`]). Gemma
+/// Errors with [`Error::Value`](crate::Error::Value) if no backend of the device supports the case ([`AttentionBackend::choose`](super::AttentionBackend::choose)). Gemma
 /// Team 2024, arXiv:2408.00118 (soft cap); Beltagy et al. 2020, arXiv:2004.05150 (window).
 pub fn attention(input: AttentionInput, spec: &AttentionSpec) -> Result<(Tensor, Tensor)> {
     attention_with_sinks(input, spec, None)

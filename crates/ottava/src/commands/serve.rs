@@ -237,6 +237,11 @@ impl Serve {
                 Some(labels) => Some(classifier(&config, &tokenizer, labels)?),
                 None => None,
             };
+            let pooling = match self.pooling {
+                Some(pooling) => pooling,
+                None => self.how.find(folder, pooling_of)?.unwrap_or(Pooling::default_for(sizes.is_encoder())),
+            };
+            expect_pooling(pooling, sizes.is_encoder())?;
             let vocabulary = sizes.vocabulary;
             let (root, adapters) = (self.model.display().to_string(), Vec::new());
             let model = Model {
@@ -249,10 +254,7 @@ impl Serve {
                 reasoning_parser,
                 vocabulary,
                 channels: sizes.stream.channels,
-                pooling: match self.pooling {
-                    Some(pooling) => pooling,
-                    None => self.how.find(folder, pooling_of)?.unwrap_or(Pooling::default_for(sizes.is_encoder())),
-                },
+                pooling,
                 is_encoder: sizes.is_encoder(),
                 classifier,
                 max_model_len,
@@ -295,6 +297,17 @@ impl Serve {
         engine.warm_up()?;
         Ok((engine, model))
     }
+}
+
+/// Errors with [`Error::Config`] if the model does not have the pooling.
+fn expect_pooling(pooling: Pooling, is_encoder: bool) -> Result<()> {
+    if pooling == Pooling::Cls && !is_encoder {
+        return Err(Error::Config(
+            "the pooling of embeddings is cls, and the first token of this model sees no other token; choose `--pooling mean` or `--pooling last`"
+                .into(),
+        ));
+    }
+    Ok(())
 }
 
 /// Returns the pooling that sentence-transformers reads from `folder`, or `None` without its file.

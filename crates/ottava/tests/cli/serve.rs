@@ -363,6 +363,14 @@ fn embeddings_are_vectors_of_norm_1_that_do_not_depend_on_other_texts() {
     }
     assert_ne!(both[0], both[1]);
     let model = run.checkpoint();
-    let wrong = ["serve", model.to_str().unwrap(), "--port", "0", "--pooling", "cls"];
-    run.fail(&wrong, 1, &["there is no pooling `cls`; the kinds are last, mean"]);
+    for (pooling, message) in [
+        ("max", "there is no pooling `max`; the kinds are last, mean, cls"),
+        ("cls", "the first token of this model sees no other token; choose `--pooling mean`"),
+    ] {
+        run.fail(
+            &["serve", model.to_str().unwrap(), "--port", "0", "--device", "cpu", "--pooling", pooling],
+            1,
+            &[message],
+        );
+    }
 }

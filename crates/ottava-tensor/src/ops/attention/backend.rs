@@ -154,6 +154,12 @@ const ONE_SIDED_WINDOW: Condition = Condition {
         Some(format!("a window of {window} tokens to each side"))
     },
 };
+// Without a mask, boundaries or a window, the graph has no scalar of minus infinity, and cuDNN 9.14 rejects calls that pass one.
+const MASKED: Condition = Condition {
+    without: None,
+    takes: "a causal mask or boundaries of documents",
+    instead: |case| (!case.spec.causal && !case.documents).then(|| "attention to all tokens of a sequence".into()),
+};
 const SAME_TOKENS: Condition = Condition {
     without: None,
     takes: "queries and keys of the same tokens",
@@ -208,6 +214,7 @@ const TABLE: &[Row] = &[
             TO_128,
             ONE_HEAD_SIZE,
             ONE_SIDED_WINDOW,
+            MASKED,
             WHOLE_CONTEXT,
             UNCAPPED,
             SAME_TOKENS,

@@ -3,7 +3,7 @@
 use crate::{DType, Error, Result};
 use std::fmt;
 
-/// The attention of a layer. [`attention`](super::attention()) uses it in training, and [`paged_attention`](crate::ops::paged_attention()) uses it
+/// The attention of a layer. [`attention`](crate::ops::attention()) uses it in training, and [`paged_attention`](crate::ops::paged_attention()) uses it
 /// over a cache.
 ///
 /// Positions are counted within a sequence. The query at position `i` sees the keys `j` of its own document with `j ≤ i` if `causal`, and

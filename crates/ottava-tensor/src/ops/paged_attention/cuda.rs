@@ -326,8 +326,7 @@ pub(super) fn attention_of_documents(
     batch: &PagedBatch,
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
-    o: &mut Tensor,
-    lse: (&mut Tensor, usize),
+    ([o, lse], length): ([&mut Tensor; 2], usize),
 ) -> Result<()> {
     let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
         return Err(Error::Value(format!(
@@ -338,7 +337,7 @@ pub(super) fn attention_of_documents(
     };
     // A document has one split, because it has no tile of its own that is longer than its context.
     let tiling = Tiling { splits: 1, ..Tiling::new(gpu, qkv.shape()[0], cache, batch, spec, size) };
-    by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, Some(lse), defines, &tiling)
+    by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, Some((lse, length)), defines, &tiling)
 }
 
 /// Attention without tensor cores.

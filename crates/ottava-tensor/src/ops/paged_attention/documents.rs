@@ -99,7 +99,7 @@ pub(in crate::ops) fn attention_of_documents(
                 attention_sink(o, lse, sinks)?;
             }
         },
-        gpu => cuda::attention_of_documents(gpu, &qkv, &cache, &batch, spec, sinks, o, (lse, length))?,
+        gpu => cuda::attention_of_documents(gpu, &qkv, &cache, &batch, spec, sinks, ([o, lse], length))?,
     }
     Ok(())
 }

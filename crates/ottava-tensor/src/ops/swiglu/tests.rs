@@ -37,8 +37,8 @@ fn activations_agree_across_devices() {
         for (t, f) in [(1, 1), (3, 7), (65, 301), (5, 2056)] {
             for dtype in [DType::F32, DType::BF16] {
                 let inputs = [wide_normals(&[t, how.inputs() * f], dtype), normals("dy", &[t, f], dtype)];
-                // The exponentials and error functions of CPU and GPU differ in the last bits.
-                let steps = if dtype == DType::F32 { 8.0 } else { 1.0 };
+                // The exponentials, error functions and hyperbolic tangents of CPU and GPU differ in the last bits. An H200 differs by 9.2 steps of F32.
+                let steps = if dtype == DType::F32 { 16.0 } else { 1.0 };
                 parity(&inputs, Tolerance::Steps(dtype, steps), |x| {
                     Ok(vec![activation(how, &x[0])?, activation_backward(how, &x[1], &x[0])?])
                 });
