@@ -403,8 +403,8 @@ impl<'a> AdaptedWeights<'a> {
         AdaptedWeights { base, adapter, new, new_score, scores, of_pooler, divided_head: None }
     }
 
-    /// Returns the same weights for a model of these `sizes`, whose pooler is new if the base lacks it: if the base has one tensor for head and embedding, and the model has two, the head starts
-    /// from this tensor too.
+    /// Returns the same weights for a model of these `sizes`. If the base has one tensor for head and embedding, and the model has two, the head starts from
+    /// this tensor too. The pooler of the model is new if the base lacks it.
     pub fn for_model(self, sizes: &DecoderConfig) -> AdaptedWeights<'a> {
         let pooler = sizes.head.pooler.iter();
         let of_pooler = pooler.flat_map(|spec| [Some(spec.name), spec.norm]).flatten().map(|name| format!("{name}."));

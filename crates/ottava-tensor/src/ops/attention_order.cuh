@@ -63,3 +63,14 @@ struct Join {
 
 // Returns the power of the logit of a sink, relative to scores with the maximum `largest`. If it overflows, the sink has all of the probability.
 __device__ __forceinline__ float sink_power(X sink, float largest) { return power(load(sink) * 1.44269504f - base_of(largest)); }
+
+// Where the log-sum-exps of rows are stored: nowhere if `values` is null, and as [tokens, heads], or as [sequences, heads, length] if `length` is not 0.
+struct Lse {
+    float* values;
+    int length;
+    // Stores the natural logarithm of `sum`, a sum of powers relative to 2^base.
+    __device__ __forceinline__ void store(int token, int head, int heads, float base, float sum) const {
+        const u64 at = length ? ((u64)(token / length) * heads + head) * length + token % length : (u64)token * heads + head;
+        values[at] = 0.693147181f * base + logf(sum);
+    }
+};

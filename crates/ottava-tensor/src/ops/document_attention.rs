@@ -3,7 +3,7 @@
 //! A temporary cache gives results the bits of attention over a cache: if the spec names the type of a cache, and while results must not depend on the batch
 //! (`CudaDevice::with_batch_invariance`), if no kernel for whole documents has the order of sums of paged attention for the case.
 
-use super::attention::{self, Outputs, cache_refusal};
+use super::attention::{self, cache_refusal};
 use super::paged_attention::documents;
 use super::{AttentionCase, AttentionGradient, AttentionInput, AttentionSpec};
 use crate::{DType, Device, Result, Tensor};
@@ -33,9 +33,9 @@ pub fn attention_with_sinks(
     let Some(dtype) = cache_dtype(input.q.matrix.device(), &AttentionCase::of_input(&input, spec)) else {
         return attention::forward(input, spec, sinks);
     };
-    let Outputs { mut o, mut lse, length, .. } = attention::outputs(&input, spec)?;
-    documents::attention_of_documents(&input, spec, dtype, sinks, [&mut o, &mut lse], length)?;
-    Ok((o, lse))
+    let mut outputs = attention::outputs(&input, spec)?;
+    documents::attention_of_documents(&input, spec, dtype, sinks, &mut outputs)?;
+    Ok((outputs.o, outputs.lse))
 }
 
 /// Returns the gradients of [`attention`] by queries, keys and values, from `d_o` and the results of forward.

@@ -36,19 +36,19 @@ use crate::{Device, Result, Tensor};
 pub(in crate::ops) use backend::cache_refusal;
 pub(in crate::ops) use cpu::softmax;
 
-/// Computes attention as [`attention_with_sinks`](super::attention_with_sinks()) for keys and values that are read where they are.
+/// Computes attention as [`attention_with_sinks`](super::attention_with_sinks()), which has checked `input`, for keys and values that are read where they are.
 pub(in crate::ops) fn forward(
     input: AttentionInput,
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
 ) -> Result<(Tensor, Tensor)> {
-    input.check("attention", spec)?;
     let (device, case) = (input.q.matrix.device(), AttentionCase::of_input(&input, spec));
-    let Outputs { backend, mut o, mut lse, .. } = outputs(&input, spec)?;
+    let mut outputs = outputs(&input, spec)?;
     if let Some((gpu, variant)) = Variant::in_use(device, &case) {
-        ordered::ordered_attention(gpu, variant, backend, input, spec, sinks, [&mut o, &mut lse])?;
-        return Ok((o, lse));
+        ordered::ordered_attention(gpu, variant, input, spec, sinks, &mut outputs)?;
+        return Ok((outputs.o, outputs.lse));
     }
+    let Outputs { backend, mut o, mut lse, .. } = outputs;
     dispatch! { device,
         scratch => cpu::scratch(&input, spec),
         cpu => cpu::attention(input, spec, &mut o, &mut lse),
@@ -60,7 +60,7 @@ pub(in crate::ops) fn forward(
     Ok((o, lse))
 }
 
-/// Returns the gradients of [`forward`].
+/// Returns the gradients of [`forward`]. [`attention_backward`](super::attention_backward()) has checked `input`.
 pub(in crate::ops) fn backward(
     d_o: &Tensor,
     input: AttentionInput,
@@ -68,7 +68,6 @@ pub(in crate::ops) fn backward(
     lse: &Tensor,
     spec: &AttentionSpec,
 ) -> Result<AttentionGradient> {
-    input.check("attention_backward", spec)?;
     input.check_coverage("attention_backward", spec)?;
     let (device, dtype) = (input.q.matrix.device(), input.q.matrix.dtype());
     let backend = AttentionBackend::choose(device, &AttentionCase::of_input(&input, spec))?.backend;

@@ -120,12 +120,12 @@ __device__ __forceinline__ u64 descriptor_at(u32 low, int bytes) {
     return all;
 }
 
-// Grid (tiles · key heads), 384 threads. `heads` is the number of query heads. `group` query heads share a key head, and tiles have `together` tokens. With
-// `by_token`, `lse` is [tokens, heads]; otherwise it is [sequences, heads, seq_len]. `sinks` may be null. `scale` and `cap` contain log2(e). Shared memory has
+// Grid (tiles · key heads), 384 threads. `heads` is the number of query heads. `group` query heads share a key head, and tiles have `together` tokens. `lse_length` is
+// the length of `Lse`. `sinks` may be null. `scale` and `cap` contain log2(e). Shared memory has
 // 1024 bytes to align the matrices, the queries, STAGES stages of keys and of values, and ROWS · DIM sums in F32.
 extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) ordered_attention(
     X* o, float* lse, const X* q, const X* k, const X* v, const __grid_constant__ TensorMap map_of_k, const __grid_constant__ TensorMap map_of_v, const X* sinks, int q_stride, int k_stride, int v_stride, int seq_len,
-    const int* cu_seqlens, int documents, int heads, int group, int together, int dim, int by_token, float scale, int window, float cap) {
+    const int* cu_seqlens, int documents, int heads, int group, int together, int dim, int lse_length, float scale, int window, float cap) {
     extern __shared__ char shared_of_the_launch[];
     // Swizzled boxes start at multiples of 1024 bytes.
     char* const memory = shared_of_the_launch + (1024 - shared_address(shared_of_the_launch) % 1024) % 1024;
@@ -384,7 +384,6 @@ extern "C" __global__ void __launch_bounds__(3 * GROUP, 1) ordered_attention(
             const int channel = c * 8 + 2 * t;
             if (channel < dim) *(u32*)(out + channel) = pair_of(X(), of_part[4 * c + 2 * r] * inverse, of_part[4 * c + 2 * r + 1] * inverse);
         }
-        const u64 at = by_token ? (u64)token * heads + head : ((u64)(token / seq_len) * heads + head) * seq_len + token % seq_len;
-        if (t == 0) lse[at] = 0.693147181f * total_base[r] + logf(total_sum[r]);
+        if (t == 0) Lse{lse, lse_length}.store(token, head, heads, total_base[r], total_sum[r]);
     }
 }

@@ -1,6 +1,6 @@
 //! Attention in the order of sums of paged attention, for passes whose results must not depend on the batch.
 
-use super::{AttentionBackend, AttentionCase, AttentionInput, AttentionSpec, HeadView, KeySource};
+use super::{AttentionCase, AttentionInput, AttentionSpec, HeadView, KeySource, Outputs};
 use crate::cuda::{BoxDim, CudaDevice, TensorMap};
 use crate::ops::declaration::{Address, kernels};
 use crate::ops::launch::Defines;
@@ -11,7 +11,7 @@ kernels! {
     static SOURCE = { file: "ordered", headers: ["hopper.cuh", "attention_order.cuh"], needs: [Wgmma, BulkCopies], variants: VARIANTS };
     kernel ordered_attention(
         o: *mut X, lse: *mut f32, q: *const X, k: *const X, v: *const X, map_of_k: TensorMap, map_of_v: TensorMap, sinks: *const X, q_stride: i32, k_stride: i32, v_stride: i32, seq_len: i32,
-        cu_seqlens: *const i32, documents: i32, heads: i32, group: i32, together: i32, dim: i32, by_token: i32, scale: f32, window: i32, cap: f32
+        cu_seqlens: *const i32, documents: i32, heads: i32, group: i32, together: i32, dim: i32, lse_length: i32, scale: f32, window: i32, cap: f32
     );
 }
 
@@ -63,18 +63,16 @@ impl Variant {
     }
 }
 
-/// Computes attention as [`attention_with_sinks`](super::attention_with_sinks), with `lse` in the layout that `backend` reads in backward. `variant` is the variant for this
-/// call.
+/// Computes attention as [`attention_with_sinks`](crate::ops::attention_with_sinks()) into `outputs`. `variant` is the variant for this call.
 pub(super) fn ordered_attention(
     gpu: &CudaDevice,
     variant: Variant,
-    backend: AttentionBackend,
     input: AttentionInput,
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
-    [o, lse]: [&mut Tensor; 2],
+    outputs: &mut Outputs,
 ) -> Result<()> {
-    let Variant { defines, size } = variant;
+    let (Variant { defines, size }, Outputs { o, lse, length, .. }) = (variant, outputs);
     let [q, k, v] = input.views().map(|view| Address(view.address()));
     let (tokens, together) = (input.q.matrix.shape()[0], ROWS / spec.group());
     let documents = input.cu_seqlens.map_or(0, |at| at.len() - 1);
@@ -82,7 +80,6 @@ pub(super) fn ordered_attention(
         Some(_) => tokens / together + documents,
         None => input.batch * input.query_len().div_ceil(together),
     };
-    let by_token = super::has_rows_of_tokens(&input, backend);
     let entry = kernel::ordered_attention(
         o,
         lse,
@@ -102,7 +99,7 @@ pub(super) fn ordered_attention(
         spec.group(),
         together,
         spec.head_dim,
-        usize::from(by_token),
+        *length,
         (spec.scale * LOG2_E) as f32,
         spec.window.unwrap_or(0).min(i32::MAX as usize),
         spec.soft_cap.unwrap_or(0.0) * LOG2_E,

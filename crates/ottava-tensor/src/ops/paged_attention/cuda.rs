@@ -1,5 +1,6 @@
 use super::{KvBlocks, PagedBatch};
 use crate::cuda::{CudaDevice, TensorMap};
+use crate::ops::attention::Outputs;
 use crate::ops::declaration::{AddressMut, kernels};
 use crate::ops::launch::{BLOCK, Defines, aligned};
 use crate::ops::{Angles, AttentionSpec, RopePairs};
@@ -318,7 +319,7 @@ pub(super) fn document_blocks(
     unsafe { gpu.launch(&kernel, [elements.div_ceil(BLOCK as usize) as u32, 1, 1], BLOCK, 0) }
 }
 
-/// Attention of whole documents as of their tokens over a cache. Also writes `lse`: `[tokens, heads]`, or `[sequences, heads, length]` if `length` is not 0.
+/// Attention of whole documents as of their tokens over a cache.
 pub(super) fn attention_of_documents(
     gpu: &CudaDevice,
     qkv: &Tensor,
@@ -326,7 +327,7 @@ pub(super) fn attention_of_documents(
     batch: &PagedBatch,
     spec: &AttentionSpec,
     sinks: Option<&Tensor>,
-    ([o, lse], length): ([&mut Tensor; 2], usize),
+    Outputs { o, lse, length, .. }: &mut Outputs,
 ) -> Result<()> {
     let Some((defines, size)) = tensor_cores(qkv, cache, spec) else {
         return Err(Error::Value(format!(
@@ -337,7 +338,7 @@ pub(super) fn attention_of_documents(
     };
     // A document has one split, because it has no tile of its own that is longer than its context.
     let tiling = Tiling { splits: 1, ..Tiling::new(gpu, qkv.shape()[0], cache, batch, spec, size) };
-    by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, Some((lse, length)), defines, &tiling)
+    by_tensor_cores(gpu, qkv, cache, batch, spec, sinks, o, Some((lse, *length)), defines, &tiling)
 }
 
 /// Attention without tensor cores.

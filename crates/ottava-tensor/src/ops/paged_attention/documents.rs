@@ -2,7 +2,7 @@
 //! attention read them there. These kernels are slower than kernels for whole documents, but support more types and sizes.
 
 use super::{KvBlocks, PagedBatch, append_kv, cpu, cuda};
-use crate::ops::attention::cache_refusal;
+use crate::ops::attention::{Outputs, cache_refusal};
 use crate::ops::attention_sink;
 use crate::ops::dispatch::dispatch;
 use crate::ops::{AttentionCase, AttentionInput, AttentionSpec};
@@ -80,31 +80,30 @@ fn store(input: &AttentionInput, spec: &AttentionSpec, dtype: DType) -> Result<(
     Ok((qkv, cache, documents))
 }
 
-/// Computes attention of whole documents as of their tokens over a cache in `dtype`. `length` is 0 if `lse` is `[tokens, heads]`, and the number of tokens
-/// of a sequence if it is `[sequences, heads, tokens]`.
+/// Computes attention of whole documents as of their tokens over a cache in `dtype`, into `outputs`.
 pub(in crate::ops) fn attention_of_documents(
     input: &AttentionInput,
     spec: &AttentionSpec,
     dtype: DType,
     sinks: Option<&Tensor>,
-    [o, lse]: [&mut Tensor; 2],
-    length: usize,
+    outputs: &mut Outputs,
 ) -> Result<()> {
     let (qkv, cache, documents) = store(input, spec, dtype)?;
     let batch = documents.batch();
     dispatch! { qkv.device(),
         cpu => {
+            let Outputs { o, lse, .. } = outputs;
             cpu::paged_attention(&qkv, &cache, &batch, spec, None, o, Some(lse))?;
             if let Some(sinks) = sinks {
                 attention_sink(o, lse, sinks)?;
             }
         },
-        gpu => cuda::attention_of_documents(gpu, &qkv, &cache, &batch, spec, sinks, ([o, lse], length))?,
+        gpu => cuda::attention_of_documents(gpu, &qkv, &cache, &batch, spec, sinks, outputs)?,
     }
     Ok(())
 }
 
-/// Returns queries, keys and values with keys and values as a cache in E4M3 gives them; `None` if attention reads them as they are.
+/// Returns a copy of queries, keys and values, in which keys and values are rounded as in a cache in E4M3. Returns `None` if attention does not round them.
 pub(in crate::ops) fn as_stored(input: &AttentionInput, spec: &AttentionSpec) -> Result<Option<Tensor>> {
     let codes = spec.kv_dtype.filter(|dtype| *dtype == DType::E4M3);
     codes.map(|dtype| store(input, spec, dtype).map(|(qkv, ..)| qkv)).transpose()

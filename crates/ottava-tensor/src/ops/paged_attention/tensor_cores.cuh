@@ -67,15 +67,6 @@ struct Result {
 // The result over no keys.
 __device__ __forceinline__ Result no_result() { return {make_float4(0, 0, 0, 0), -INFINITY, 0.0f}; }
 
-// Where the log-sum-exps of rows are stored: nowhere if `values` is null, and as [tokens, heads], or as [sequences, heads, length] if `length` is not 0.
-struct Lse {
-    float* values;
-    int length;
-    __device__ __forceinline__ u64 at(int token, int head, int heads) const {
-        return length ? ((u64)(token / length) * heads + head) * length + token % length : (u64)token * heads + head;
-    }
-};
-
 // The number of parts of a context that a thread reads at a time.
 #define AHEAD 8
 
@@ -206,10 +197,10 @@ __device__ __forceinline__ void attend(X* o, Lse lse, float* parts, float* stats
 
     // Stores four channels of a column from its result over all of its keys.
     auto store_result = [&](int column, int quad, Result result) {
-        if (sinks) result.sum += sink_power(sinks[first_head + column - token_of(column) * count], result.base);
-        store_column(column, quad * 4, scaled(result.out, 1.0f / result.sum));
         const int head = first_head + column - token_of(column) * count;
-        if (quad == 0 && lse.values) lse.values[lse.at(first + token_of(column), head, heads)] = 0.693147181f * result.base + logf(result.sum);
+        if (sinks) result.sum += sink_power(sinks[head], result.base);
+        store_column(column, quad * 4, scaled(result.out, 1.0f / result.sum));
+        if (quad == 0 && lse.values) lse.store(first + token_of(column), head, heads, result.base, result.sum);
     };
     const int chunk = kv * gridDim.z + blockIdx.z, room = together * most;
     const u64 parts_begin = (u64)(sequence * kv_heads * gridDim.z + chunk) * most_parts * room;
